@@ -1,0 +1,1 @@
+"""embedkit: from raw text to a measured embedding model."""
