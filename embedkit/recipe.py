@@ -31,8 +31,9 @@ class Section(BaseModel):
 class Embedder(Section):
     pooling: Literal["mean", "cls"] | None = None
     """``None`` takes what the model folder says, and the mean where it says nothing."""
-    include_prompt: bool = True
-    """Whether the prompt's tokens take part in the mean."""
+    include_prompt: bool | None = None
+    """Whether the prompt's tokens take part in the mean. ``None`` takes what the model folder says,
+    and yes where it says nothing."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None = None
     """``None`` takes flash-attn on CUDA where it is importable, else the fastest of torch."""
 

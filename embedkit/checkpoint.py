@@ -1,0 +1,144 @@
+"""Checkpoints: written whole or not at all, verified when read, the newest few kept."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from embedkit.errors import UserError
+
+_STATE = "state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint on disk: its folder, the steps done, and the facts stored beside the tensors."""
+
+    folder: Path
+    step: int
+    facts: Mapping[str, Any]
+
+
+class BrokenCheckpointError(UserError):
+    """A checkpoint whose files are not those that were written."""
+
+
+def save(
+    root: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    facts: Mapping[str, Any],
+    *,
+    keep: int,
+) -> Path:
+    """Write ``root/step-000500`` after ``step`` steps, then drop all but the newest ``keep``.
+
+    Everything is on the disk before the folder gets its name, so that a crash at any moment leaves
+    either the whole checkpoint or none.
+    """
+    final = root / f"step-{step:06d}"
+    aside = root / f".{final.name}.tmp"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    save_file(_weights(model), aside / "model.safetensors")
+    save_file(_moments(model, optimizer), aside / "optimizer.safetensors")
+    hashes = {path.name: _sha256(path) for path in sorted(aside.iterdir())}
+    state = {"step": step, "facts": facts, "sha256": hashes}
+    (aside / _STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+    for path in [*aside.iterdir(), aside]:
+        _fsync(path)
+    if final.exists():
+        shutil.rmtree(final)
+    aside.rename(final)
+    _fsync(root)
+    for old in _folders(root)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint under ``root``, and a line for each broken one passed over."""
+    broken: list[str] = []
+    for folder in reversed(_folders(root)):
+        try:
+            return read(folder), broken
+        except BrokenCheckpointError as error:
+            broken.append(str(error))
+    return None, broken
+
+
+def read(folder: Path) -> Checkpoint:
+    """Verify a checkpoint without loading its tensors.
+
+    Raises:
+        BrokenCheckpointError: a file is missing or differs from what was written.
+    """
+    try:
+        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        for name, expected in state["sha256"].items():
+            if _sha256(folder / name) != expected:
+                raise BrokenCheckpointError(
+                    f"{folder}: {name} differs from what was written; delete it"
+                )
+        return Checkpoint(folder, int(state["step"]), state["facts"])
+    except (OSError, ValueError, KeyError) as error:
+        if isinstance(error, BrokenCheckpointError):
+            raise
+        raise BrokenCheckpointError(f"{folder}: is not whole ({error}); delete it") from None
+
+
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put the checkpoint's weights and moments into a model and an optimizer of the same run."""
+    weights = load_file(checkpoint.folder / "model.safetensors")
+    model.load_state_dict(weights)
+    moments = load_file(checkpoint.folder / "optimizer.safetensors")
+    by_name: dict[str, dict[str, Tensor]] = {}
+    for full_name, tensor in moments.items():
+        name, _, moment = full_name.rpartition("/")
+        by_name.setdefault(name, {})[moment] = tensor
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for name, state in by_name.items():
+        parameter = parameters[name]
+        optimizer.state[parameter] = {
+            moment: tensor.to(parameter.device) for moment, tensor in state.items()
+        }
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    # Tied weights share memory, which safetensors refuses; each name gets its own copy.
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+
+
+def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{name}/{moment}": tensor.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        for moment, tensor in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(root.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,187 @@
+"""This rank's slice of a batch, tokenized: what the contrastive objective reads."""
+
+import hashlib
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from transformers import PreTrainedTokenizerBase
+
+from embedkit import distributed, keyed
+from embedkit.data.records import Record, Records
+from embedkit.data.schedule import Schedule
+from embedkit.recipe import Data
+from embedkit.tokenization import Tokenize
+from embedkit.tokens import TokenBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The texts of a batch as the model sees them, without special tokens.
+
+    The positive of query ``i`` is document ``i``; hard negatives follow, and ``owners`` says whose.
+    """
+
+    source: str
+    queries: list[str]
+    documents: list[str]
+    owners: list[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ContrastiveBatch:
+    """This rank's queries and documents, and what decides which are negatives of which.
+
+    Shapes: q queries, n documents. Documents ``0..q-1`` are the positives, in order; the rest are
+    hard negatives. ``owners`` ``(n,)`` is the query that each document came with; ``query_hashes``
+    ``(q,)`` and ``document_hashes`` ``(n,)`` name texts without their prompts; ``labels`` ``(n,)``
+    names each positive's label and is 0 where there is none.
+    """
+
+    source: str
+    size: int
+    """Queries over all ranks."""
+    in_batch_negatives: bool
+    queries: TokenBatch
+    documents: TokenBatch
+    owners: Tensor
+    query_hashes: Tensor
+    document_hashes: Tensor
+    labels: Tensor
+
+    def to(self, device: torch.device) -> Self:
+        moved = {
+            name: getattr(self, name).to(device)
+            for name in (
+                "queries", "documents", "owners", "query_hashes", "document_hashes", "labels"
+            )
+        }  # fmt: skip
+        return replace(self, **moved)
+
+
+class Batches(Dataset[ContrastiveBatch]):
+    """Batch number -> this rank's slice of that batch, tokenized."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        records: Sequence[Records],
+        tokenizer: PreTrainedTokenizerBase,
+        data: Data,
+        *,
+        seed: int,
+    ) -> None:
+        self._schedule, self._records, self._data = schedule, records, data
+        self._tokenize, self._seed = Tokenize(tokenizer), seed
+        # Workers may be spawned, and know nothing of ranks.
+        self._rank, self._world_size = distributed.rank(), distributed.world_size()
+
+    def __len__(self) -> int:
+        return len(self._schedule)
+
+    def __getitem__(self, batch: int) -> ContrastiveBatch:
+        draw = self._schedule[batch]
+        records = self._records[draw.source]
+        part = distributed.share_of(len(draw.rows), self._rank, self._world_size)
+        rows = records.take(draw.rows[part])
+        negatives = [
+            self._negatives(row, int(number), batch, records.negatives_per_query)
+            for row, number in zip(rows, draw.rows[part], strict=True)
+        ]
+        return self._assemble(records, rows, negatives, size=len(draw.rows))
+
+    def texts(self, batch: int) -> Texts:
+        """The texts of the whole batch, over all ranks, with their prompts."""
+        draw = self._schedule[batch]
+        records = self._records[draw.source]
+        rows = records.take(draw.rows)
+        documents = [row.positive for row in rows]
+        owners = list(range(len(rows)))
+        for owner, (row, number) in enumerate(zip(rows, draw.rows, strict=True)):
+            drawn = self._negatives(row, int(number), batch, records.negatives_per_query)
+            documents += drawn
+            owners += [owner] * len(drawn)
+        prompts = records.prompts
+        return Texts(
+            records.name,
+            [prompts.query + row.query for row in rows],
+            [prompts.document + text for text in documents],
+            owners,
+        )
+
+    def _negatives(self, record: Record, row: int, batch: int, count: int) -> list[str]:
+        """``count`` of the record's hard negatives, or all where there are fewer."""
+        available = len(record.negatives)
+        if available <= count:
+            return list(record.negatives)
+        places = keyed.permute(
+            np.arange(count), available, keyed.key(self._seed, "negatives", batch, row)
+        )
+        return [record.negatives[place] for place in places]
+
+    def _assemble(
+        self, records: Records, rows: list[Record], negatives: list[list[str]], *, size: int
+    ) -> ContrastiveBatch:
+        data, prompts = self._data, records.prompts
+        queries = [row.query for row in rows]
+        documents = [row.positive for row in rows] + [text for own in negatives for text in own]
+        own = torch.tensor([len(each) for each in negatives], dtype=torch.int64)
+        owners = torch.cat(
+            [torch.arange(len(rows)), torch.arange(len(rows)).repeat_interleave(own)]
+        )
+        # A hard negative is of unknown label: only texts that were given one can share it.
+        labels = [row.label for row in rows] + [None] * (len(documents) - len(rows))
+        query_limit = records.max_query_tokens or data.max_query_tokens
+        document_limit = records.max_document_tokens or data.max_document_tokens
+        return ContrastiveBatch(
+            source=records.name,
+            size=size,
+            in_batch_negatives=records.in_batch_negatives,
+            queries=self._tokenize(queries, prompts.query, query_limit),
+            documents=self._tokenize(documents, prompts.document, document_limit),
+            owners=owners,
+            query_hashes=_hashes(queries),
+            document_hashes=_hashes(documents),
+            labels=_hashes(labels),
+        )
+
+
+def stream(batches: Batches, numbers: range, workers: int) -> Iterator[ContrastiveBatch]:
+    """The batches ``numbers``, in order, tokenized ahead by ``workers`` processes."""
+    # Starting a DataLoader draws a number; taken from the global generator, it would shift
+    # dropout.
+    own_rng = torch.Generator().manual_seed(0)
+    loader = DataLoader(
+        batches,
+        batch_size=None,
+        sampler=numbers,
+        num_workers=workers,
+        worker_init_fn=_leave_signals_to_the_parent,
+        prefetch_factor=4 if workers else None,
+        generator=own_rng,
+    )
+    yield from loader
+
+
+def _leave_signals_to_the_parent(_worker: int) -> None:
+    # Ctrl-C and a scheduler's SIGTERM reach the whole process group; the training process
+    # still wants the batch of the step that it is to finish.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def _hashes(texts: Sequence[str | None]) -> Tensor:
+    """A 63-bit name for each text, above 0; 0 for ``None``."""
+    return torch.tensor([0 if text is None else _hash(text) for text in texts], dtype=torch.int64)
+
+
+def _hash(text: str) -> int:
+    digest = hashlib.blake2b(text.strip().encode(), digest_size=8).digest()
+    return 1 + int.from_bytes(digest, "little") % (2**63 - 2)

@@ -1,0 +1,127 @@
+"""Which records each step reads, as a pure function of the step number."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedkit import keyed
+from embedkit.errors import DataError
+
+_BLOCK = 4096
+"""Steps between two running counts, so that a turn is found without counting from the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the schedule knows of a source."""
+
+    name: str
+    rows: int
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """The records of one batch: rows of a single source, in the order of the whole batch."""
+
+    source: int
+    rows: NDArray[np.int64]
+
+
+class Schedule:
+    """Fills every step from one source, so that in-batch negatives share a task.
+
+    Sources come up by weight. Within a source, rows are read epoch after epoch, in an order
+    shuffled anew each time; the end of an epoch that cannot fill a batch is left out. Only the
+    source of each step is stored; a longer schedule begins with the steps of a shorter one.
+
+    Args:
+        sources: what there is to read.
+        weights: how often each comes up, before normalisation.
+        steps: how many steps there are.
+        batches_per_step: batch ``n`` belongs to step ``n // batches_per_step``.
+        seed: of the draw of sources and of every shuffle.
+
+    Raises:
+        DataError: a source is smaller than its batch.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        weights: Sequence[float],
+        *,
+        steps: int,
+        batches_per_step: int = 1,
+        seed: int,
+    ) -> None:
+        for source in sources:
+            if source.rows < source.batch_size:
+                raise DataError(
+                    f"source {source.name} has {source.rows} rows, fewer than one batch of "
+                    f"{source.batch_size}: set batch_size = {source.rows} or less in its manifest, "
+                    "or leave it out"
+                )
+        self.sources = tuple(sources)
+        self._seed, self._per_step = seed, batches_per_step
+        kind = np.uint8 if len(sources) <= 256 else np.uint16
+        # One uniform number a step, in order: a longer run only adds to the end.
+        uniform = np.random.default_rng(keyed.key(seed, "source")).random(steps)
+        edges = np.cumsum(np.array(weights) / np.sum(weights))
+        edges[-1] = 1.0
+        self._draws = np.searchsorted(edges, uniform, side="right").astype(kind)
+        self._counts = _running_counts(self._draws, len(sources))
+
+    def __len__(self) -> int:
+        """How many batches there are."""
+        return len(self._draws) * self._per_step
+
+    def __getitem__(self, batch: int) -> Draw:
+        """The rows of a batch; raises ``IndexError`` outside the schedule."""
+        if not 0 <= batch < len(self):
+            raise IndexError(f"batch {batch} of a schedule of {len(self)}")
+        step, micro = divmod(batch, self._per_step)
+        index = int(self._draws[step])
+        source = self.sources[index]
+        turn = self._turn(step, index) * self._per_step + micro
+        epoch, place = divmod(turn, source.rows // source.batch_size)
+        places = np.arange(place * source.batch_size, (place + 1) * source.batch_size)
+        order = keyed.key(self._seed, "rows", source.name, epoch)
+        return Draw(index, keyed.permute(places, source.rows, order))
+
+    def passes(self) -> list[float]:
+        """How often each source is read from beginning to end in the whole schedule."""
+        steps = np.bincount(self._draws, minlength=len(self.sources))
+        return [
+            int(count) * self._per_step / (source.rows // source.batch_size)
+            for count, source in zip(steps, self.sources, strict=True)
+        ]
+
+    def _turn(self, step: int, source: int) -> int:
+        """How many steps ``source`` had before ``step``."""
+        block = step // _BLOCK
+        since = self._draws[block * _BLOCK : step] == source
+        return int(self._counts[block, source]) + int(since.sum())
+
+
+def alpha_weights(sources: Sequence[Source], alpha: float) -> list[float]:
+    """Sampling weights ~ rows ** alpha (paper, appendix D.2)."""
+    return [float(source.rows) ** alpha for source in sources]
+
+
+def steps_in(epochs: float, sources: Sequence[Source], batches_per_step: int = 1) -> int:
+    """The steps in which the mixture as a whole is read ``epochs`` times."""
+    batches = sum(source.rows // source.batch_size for source in sources)
+    return max(1, round(epochs * batches / batches_per_step))
+
+
+def _running_counts(draws: NDArray[Any], sources: int) -> NDArray[np.int64]:
+    """Draws of each source before every block, ``(blocks, sources)``."""
+    blocks = [
+        np.bincount(draws[start : start + _BLOCK], minlength=sources)
+        for start in range(0, max(1, len(draws)), _BLOCK)
+    ]
+    return np.vstack([np.zeros((1, sources), dtype=np.int64), np.cumsum(blocks, axis=0)])

@@ -1,0 +1,154 @@
+"""Ranks: who I am, what the others hold. The only user of ``torch.distributed``."""
+
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+_BUCKET_ELEMENTS = 16 * 2**20
+"""Gradients averaged in one collective: 64 MiB of fp32."""
+
+
+def start(device: torch.device) -> None:
+    """Join the group that torchrun describes; does nothing in a single process."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        # Rank 0 may evaluate for a long time while the others wait at the next collective.
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(hours=6))
+
+
+def stop() -> None:
+    """Leave the group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_main() -> bool:
+    """Whether this process prints and writes."""
+    return rank() == 0
+
+
+def local_device() -> torch.device:
+    """The CUDA device of this process's place on its machine, or the CPU."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")
+
+
+def share_of(count: int, rank: int, world_size: int) -> slice:
+    """A rank's part of ``count`` things: contiguous, and equal to within one over the ranks."""
+    return slice(count * rank // world_size, count * (rank + 1) // world_size)
+
+
+def barrier() -> None:
+    if world_size() > 1:
+        dist.barrier()
+
+
+def broadcast_object(value: Any) -> Any:
+    """Rank 0's ``value``, on every rank."""
+    if world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def any_rank(flag: bool, device: torch.device) -> bool:
+    """Whether ``flag`` is true on some rank."""
+    if world_size() == 1:
+        return flag
+    box = torch.tensor([int(flag)], device=device)
+    dist.all_reduce(box, op=dist.ReduceOp.MAX)
+    return bool(box.item())
+
+
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """The sum of every rank's ``values``, without a gradient."""
+    if world_size() == 1:
+        return values
+    total = values.detach().clone()
+    dist.all_reduce(total)
+    return total
+
+
+def gather(rows: Tensor) -> tuple[Tensor, int]:
+    """Every rank's rows, in rank order, and where this rank's begin.
+
+    The gradient of a row is the sum of what all ranks asked of it. Ranks may hold different
+    numbers of rows.
+
+    Shapes: ``rows`` ``(n, ...)`` on each rank; the result ``(sum of n, ...)``.
+    """
+    if world_size() == 1:
+        return rows, 0
+    counts = _counts(rows)
+    gathered: Tensor = _Gather.apply(rows, counts)
+    return gathered, sum(counts[: rank()])
+
+
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Replace every gradient by its mean over the ranks."""
+    if world_size() == 1:
+        return
+    bucket: list[Tensor] = []
+    size = 0
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        bucket.append(parameter.grad)
+        size += parameter.grad.numel()
+        if size >= _BUCKET_ELEMENTS:
+            _average(bucket)
+            bucket, size = [], 0
+    if bucket:
+        _average(bucket)
+
+
+def _average(gradients: list[Tensor]) -> None:
+    flat = torch.cat([each.reshape(-1) for each in gradients])
+    dist.all_reduce(flat)
+    flat /= world_size()
+    parts = flat.split([each.numel() for each in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def _counts(rows: Tensor) -> list[int]:
+    mine = torch.tensor([len(rows)], device=rows.device)
+    counts = [torch.zeros_like(mine) for _ in range(world_size())]
+    dist.all_gather(counts, mine)
+    return [int(count) for count in counts]
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, counts: list[int]) -> Tensor:
+        ctx.counts = counts
+        # Collectives want equal shapes: pad to the largest share and cut again.
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        total = grads[0].contiguous()
+        dist.all_reduce(total)
+        begin = sum(ctx.counts[: rank()])
+        return total[begin : begin + ctx.counts[rank()]], None

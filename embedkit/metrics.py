@@ -1,0 +1,124 @@
+"""``metrics.jsonl``: a line for every step, and the trackers that may watch beside it."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from embedkit.errors import UserError
+
+
+class Tracker(Protocol):
+    """Something that is told the numbers of every step."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Metrics:
+    """Collects the numbers of each step and writes them in blocks.
+
+    Numbers may be tensors on a device: they are read when a block is written, so that the loop
+    does not wait for the device at every step.
+    """
+
+    def __init__(self, path: Path, trackers: Sequence[Tracker]) -> None:
+        self._path, self._trackers = path, trackers
+        self._waiting: list[dict[str, Any]] = []
+
+    def cut(self, steps: int) -> None:
+        """Drop the lines of steps that a resumed run is going to take again."""
+        if not self._path.exists():
+            return
+        kept = []
+        for line in self._path.read_text(encoding="utf-8").splitlines(keepends=True):
+            # A killed run may leave half a line at the end.
+            if not line.endswith("\n") or json.loads(line)["step"] > steps:
+                break
+            kept.append(line)
+        aside = self._path.with_suffix(".tmp")
+        aside.write_text("".join(kept), encoding="utf-8")
+        aside.replace(self._path)
+
+    def add(self, step: int, source: str, values: Mapping[str, float | Tensor]) -> None:
+        """Note one step; ``step`` counts from 1."""
+        self._waiting.append({"step": step, "source": source, **values})
+
+    def write(self) -> list[dict[str, Any]]:
+        """Write what was noted since the last time, and return it as plain numbers."""
+        lines = [{name: _plain(value) for name, value in line.items()} for line in self._waiting]
+        self._waiting = []
+        with self._path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+        for line in lines:
+            source = line["source"]
+            values = {k: v for k, v in line.items() if k not in {"step", "source"}}
+            values |= {f"{source}/{k}": line[k] for k in ("loss", "accuracy") if k in line}
+            for tracker in self._trackers:
+                tracker.log(values, line["step"])
+        return lines
+
+    def close(self) -> None:
+        self.write()
+        for tracker in self._trackers:
+            tracker.close()
+
+
+def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Tracker]:
+    """Start the trackers a recipe asks for.
+
+    Raises:
+        UserError: a tracker's package is not installed.
+    """
+    kinds = {"tensorboard": _TensorBoard, "wandb": _RunTracker, "trackio": _RunTracker}
+    trackers: list[Tracker] = []
+    for name in names:
+        try:
+            trackers.append(kinds[name](name, folder, config))
+        except ImportError:
+            raise UserError(
+                f"logging.trackers: {name} is not installed: pip install {name}, "
+                'or "embedkit-neobert[tracking]" for all of them'
+            ) from None
+    return trackers
+
+
+class _TensorBoard:
+    def __init__(self, _name: str, folder: Path, _config: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _RunTracker:
+    """wandb, and trackio, which has the same interface."""
+
+    def __init__(self, name: str, folder: Path, config: Mapping[str, Any]) -> None:
+        import importlib
+
+        self._module = importlib.import_module(name)
+        extra = {"dir": str(folder)} if name == "wandb" else {}
+        self._module.init(project="embedkit", name=folder.name, config=dict(config), **extra)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._module.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._module.finish()
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value

@@ -1,0 +1,129 @@
+"""``Embedder``: a backbone, a pooling and prompts; texts or tokens in, unit vectors out."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from embedkit.models.backbones import Backbone
+from embedkit.tokenization import Tokenize
+from embedkit.tokens import TokenBatch, chunks_by_budget
+
+Pooling = Literal["mean", "cls"]
+
+_ENCODE_TOKENS = 16_384
+"""Tokens of one forward when encoding texts."""
+_ENCODE_TEXTS = 8_192
+"""Texts tokenized and sorted by length at a time when encoding."""
+
+
+class Embedder(nn.Module):
+    """An encoder that maps texts to unit vectors.
+
+    Args:
+        backbone: tokens to hidden states.
+        tokenizer: with its own truncation and padding switched off.
+        pooling: the mean of the hidden states, or the first one.
+        include_prompt: whether the prompt's tokens take part in the mean.
+        prompts: literal prefixes by name, ``query`` and ``document`` above all.
+        max_tokens: where ``encode`` cuts a text, special tokens included.
+        name: what reports call the model.
+        autocast: the type of the matrix products; ``None`` keeps that of the weights.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        pooling: Pooling,
+        include_prompt: bool,
+        prompts: Mapping[str, str],
+        max_tokens: int,
+        name: str,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.backbone, self.tokenizer = backbone, tokenizer
+        self.pooling, self.include_prompt = pooling, include_prompt
+        self.prompts, self.max_tokens = dict(prompts), max_tokens
+        self.name, self.autocast = name, autocast
+
+    def forward(self, tokens: TokenBatch) -> Tensor:
+        """Embed tokens. Shapes: B sequences of T tokens -> ``(B, D)``, unit-norm, fp32 or wider."""
+        with torch.autocast(
+            tokens.ids.device.type, dtype=self.autocast, enabled=self.autocast is not None
+        ):
+            hidden = self.backbone(tokens)
+        hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        return F.normalize(self._pooled(hidden, tokens), dim=-1)
+
+    @torch.inference_mode()
+    def encode(
+        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
+    ) -> NDArray[np.float32]:
+        """Embed texts, each behind ``prompt``, in any number. Shapes: ``(len(texts), D)``."""
+        from rich.progress import track
+
+        was_training = self.training
+        self.eval()
+        tokenize = Tokenize(self.tokenizer)
+        vectors = np.empty((len(texts), self.backbone.width), dtype=np.float32)
+        starts = range(0, len(texts), _ENCODE_TEXTS)
+        for start in track(starts, "encode", disable=not show_progress, transient=True):
+            tokens = tokenize(texts[start : start + _ENCODE_TEXTS], prompt, self.max_tokens)
+            for rows in chunks_by_budget(tokens.lengths, _ENCODE_TOKENS):
+                chunk = tokens.select(rows).to(self.device)
+                vectors[start + rows.numpy()] = self(chunk).float().cpu().numpy()
+        self.train(was_training)
+        return vectors
+
+    def encode_query(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Embed queries with the model's own prompt."""
+        return self.encode(texts, prompt=self.prompts.get("query", ""))
+
+    def encode_document(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Embed documents with the model's own prompt."""
+        return self.encode(texts, prompt=self.prompts.get("document", ""))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of all that a vector depends on: weights, prompts, pooling, type and length."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        settings = {
+            "prompts": self.prompts,
+            "pooling": self.pooling,
+            "include_prompt": self.include_prompt,
+            "autocast": str(self.autocast),
+            "max_tokens": self.max_tokens,
+        }
+        digest.update(json.dumps(settings, sort_keys=True).encode())
+        return digest.hexdigest()
+
+    def _pooled(self, hidden: Tensor, tokens: TokenBatch) -> Tensor:
+        if self.pooling == "cls":
+            return hidden[tokens.offsets[:-1].to(hidden.device)]
+        rows = torch.arange(len(tokens)).repeat_interleave(tokens.lengths)
+        if not self.include_prompt:
+            within = torch.arange(tokens.num_tokens) - tokens.offsets[rows]
+            text = (within >= tokens.prompt_lengths[rows]).nonzero().squeeze(1)
+            rows, hidden = rows[text], hidden[text.to(hidden.device)]
+        # A text that its prompt has pushed out altogether has no token left, and a mean of zero.
+        counts = torch.bincount(rows, minlength=len(tokens)).clamp(min=1)
+        sums = hidden.new_zeros(len(tokens), hidden.shape[-1])
+        sums = sums.index_add(0, rows.to(hidden.device), hidden)
+        return sums / counts.to(hidden.device)[:, None]

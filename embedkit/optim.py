@@ -1,0 +1,40 @@
+"""Optimizer and learning rate: parameter groups, and ``lr_at`` as a pure function of the step."""
+
+import math
+
+import torch
+from torch import nn
+
+from embedkit.recipe import Optim
+
+
+def lr_at(step: int, steps: int, optim: Optim) -> float:
+    """The learning rate of update number ``step`` (from 0) in a run of ``steps`` updates.
+
+    Warm-up is linear and reaches ``optim.lr`` after ``warmup_steps`` updates; then the rate stays,
+    or falls to ``final_lr_share`` of itself at the end.
+    """
+    if step < optim.warmup_steps:
+        return optim.lr * (step + 1) / (optim.warmup_steps + 1)
+    if optim.schedule == "constant":
+        return optim.lr
+    progress = (step - optim.warmup_steps) / max(1, steps - optim.warmup_steps)
+    left = 1 - progress if optim.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return optim.lr * (optim.final_lr_share + (1 - optim.final_lr_share) * left)
+
+
+def build_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
+    """AdamW or Adam over the trainable parameters; vectors (norms, biases) do not decay."""
+    trainable = [each for each in model.parameters() if each.requires_grad]
+    groups = [
+        {"params": [p for p in trainable if p.ndim > 1], "weight_decay": optim.weight_decay},
+        {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[optim.name]
+    # The fused update is one kernel per group instead of a dozen per tensor.
+    return kind(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr

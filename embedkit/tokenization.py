@@ -1,0 +1,43 @@
+"""Texts to token ids: the one place where a prompt meets a text and a text meets its limit."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from embedkit.tokens import TokenBatch
+
+
+class Tokenize:
+    """Puts a prompt in front of texts and cuts them at a limit, special tokens included.
+
+    Whatever truncation and padding the tokenizer's own file carries is switched off.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            backend.no_truncation()
+            backend.no_padding()
+        self._tokenizer = tokenizer
+
+    def __call__(self, texts: Sequence[str], prompt: str, limit: int) -> TokenBatch:
+        ids = self._tokenizer(
+            [prompt + text for text in texts],
+            truncation=True,
+            max_length=limit,
+            padding=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+        prompt_length = self._prompt_length(prompt)
+        return TokenBatch.from_lists(ids, [min(prompt_length, len(each)) for each in ids])
+
+    def _prompt_length(self, prompt: str) -> int:
+        """Tokens in front of the text, an opening special token included; 0 without a prompt."""
+        if not prompt:
+            return 0
+        ids = self._tokenizer(prompt, verbose=False)["input_ids"]
+        closing = ids[-1] in set(self._tokenizer.all_special_ids)
+        return len(ids) - int(closing)

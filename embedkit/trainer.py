@@ -1,0 +1,209 @@
+"""The loop: batches in, steps, checkpoints and metrics out. It knows no loss and no data set."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import torch
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from torch import Tensor, nn
+
+from embedkit import checkpoint, distributed, keyed
+from embedkit.errors import UserError
+from embedkit.interrupt import StopRequest
+from embedkit.metrics import Metrics
+from embedkit.optim import build_optimizer, lr_at, set_lr
+from embedkit.recipe import Recipe
+
+
+class Batch(Protocol):
+    """What the loop asks of a batch."""
+
+    @property
+    def source(self) -> str: ...
+
+    def to(self, device: torch.device) -> Self: ...
+
+
+BatchT = TypeVar("BatchT", bound=Batch)
+BatchT_contra = TypeVar("BatchT_contra", bound=Batch, contravariant=True)
+
+
+class Objective(Protocol[BatchT_contra]):
+    """What turns a batch into gradients."""
+
+    def backward(
+        self, model: nn.Module, batch: BatchT_contra, *, key: int, scale: float
+    ) -> dict[str, Tensor]:
+        """Add ``scale`` times the gradient of the batch's loss; return the batch's metrics."""
+        ...
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: the run stopped as it was asked to
+    """The run was asked to stop and has written a checkpoint after ``step`` steps."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}")
+        self.step = step
+
+
+class Trainer(Generic[BatchT]):
+    """Trains a model for a number of steps.
+
+    Args:
+        model: on its device, in fp32.
+        objective: what turns a batch into gradients.
+        batches: batch numbers to batches, in order; a step takes ``accumulation`` of them.
+        recipe: seed, optimizer, and how often to log and save.
+        steps: of the whole run.
+        folder: of the run; ``checkpoints/`` and ``metrics.jsonl`` are written there.
+        facts: stored in every checkpoint.
+        metrics: where the numbers of each step go.
+        after_step: called on every rank with the number of steps done.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective[BatchT],
+        batches: Callable[[range], Iterator[BatchT]],
+        *,
+        recipe: Recipe,
+        steps: int,
+        folder: Path,
+        facts: Mapping[str, Any],
+        metrics: Metrics,
+        after_step: Callable[[int], None],
+    ) -> None:
+        self._model, self._objective, self._batches = model, objective, batches
+        self._recipe, self._steps, self._facts = recipe, steps, facts
+        self._metrics, self._after_step = metrics, after_step
+        self._checkpoints = folder / "checkpoints"
+        self._optimizer = build_optimizer(model, recipe.optim)
+        self._device = next(model.parameters()).device
+
+    def restore(self, found: checkpoint.Checkpoint) -> None:
+        """Continue from a checkpoint of the same run."""
+        checkpoint.restore(found, self._model, self._optimizer)
+
+    def fit(self, start: int = 0) -> None:
+        """Take the steps from ``start`` to the end.
+
+        Raises:
+            Interrupted: SIGTERM or Ctrl-C came, and a checkpoint was written.
+        """
+        per_step = self._recipe.optim.accumulation
+        numbers = range(start * per_step, self._steps * per_step)
+        stream = self._batches(numbers)
+        self._model.train()
+        with StopRequest() as stop, _progress() as progress:
+            bar = progress.add_task("train", total=self._steps, completed=start, line="")
+            for step in range(start, self._steps):
+                began = time.perf_counter()
+                source, values = self._step(step, stream)
+                values["seconds"] = time.perf_counter() - began
+                done = step + 1
+                stopping = distributed.any_rank(stop.asked, self._device)
+                self._record(done, source, values, progress, bar, flush=stopping)
+                if stopping or done % self._recipe.checkpoints.every == 0 or done == self._steps:
+                    self._save(done)
+                if stopping and done < self._steps:
+                    raise Interrupted(done)
+                self._after_step(done)
+
+    def _step(self, step: int, stream: Iterator[BatchT]) -> tuple[str, dict[str, Any]]:
+        optim = self._recipe.optim
+        self._optimizer.zero_grad()
+        collected = []
+        for micro in range(optim.accumulation):
+            batch = next(stream).to(self._device)
+            collected.append(
+                self._objective.backward(
+                    self._model,
+                    batch,
+                    key=keyed.key(self._recipe.seed, "step", step, micro, distributed.rank()),
+                    scale=1 / optim.accumulation,
+                )
+            )
+        distributed.average_gradients(self._model.parameters())
+        norm = self._clip()
+        lr = lr_at(step, self._steps, optim)
+        set_lr(self._optimizer, lr)
+        self._optimizer.step()
+        values: dict[str, Any] = {
+            name: torch.stack([each[name] for each in collected]) for name in collected[0]
+        }
+        values = {k: v.sum() if k == "tokens" else v.mean() for k, v in values.items()}
+        return batch.source, {**values, "lr": lr, "grad_norm": norm}
+
+    def _clip(self) -> Tensor:
+        limit = self._recipe.optim.clip
+        return nn.utils.clip_grad_norm_(
+            self._model.parameters(), float("inf") if limit is None else limit
+        )
+
+    def _record(
+        self,
+        done: int,
+        source: str,
+        values: dict[str, Any],
+        progress: Progress,
+        bar: Any,
+        *,
+        flush: bool,
+    ) -> None:
+        if not distributed.is_main():
+            return
+        self._metrics.add(done, source, values)
+        progress.advance(bar)
+        saving = done % self._recipe.checkpoints.every == 0
+        if flush or saving or done % self._recipe.logging.every == 0 or done == self._steps:
+            progress.update(bar, line=_line(self._metrics.write()))
+
+    def _save(self, done: int) -> None:
+        if distributed.is_main():
+            checkpoint.save(
+                self._checkpoints,
+                done,
+                self._model,
+                self._optimizer,
+                self._facts,
+                keep=self._recipe.checkpoints.keep,
+            )
+        distributed.barrier()
+
+
+def _line(block: Sequence[Mapping[str, Any]]) -> str:
+    """What the progress bar says of the steps written last.
+
+    Raises:
+        UserError: a loss or a gradient is not finite.
+    """
+    for line in block:
+        if not math.isfinite(line["loss"] + line["grad_norm"]):
+            raise UserError(
+                f"step {line['step']} ({line['source']}): loss {line['loss']}, gradient norm "
+                f"{line['grad_norm']}; lower optim.lr or lengthen optim.warmup_steps, and resume"
+            )
+    speed = sum(line["tokens"] for line in block) / sum(line["seconds"] for line in block)
+    last = block[-1]
+    return f"loss {last['loss']:.3f}  lr {last['lr']:.1e}  {speed:,.0f} tokens/s"
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[line]}"),
+        disable=not distributed.is_main(),
+    )
