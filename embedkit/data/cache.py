@@ -1,0 +1,97 @@
+"""Folders and file hashes under ``$EMBEDKIT_CACHE``: written once, whole, and never changed."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock
+
+_WHOLE = "whole"
+_CHUNK = 1 << 20
+
+
+def root() -> Path:
+    """The cache folder: ``$EMBEDKIT_CACHE``, or ``~/.cache/embedkit``."""
+    return Path(os.environ.get("EMBEDKIT_CACHE") or "~/.cache/embedkit").expanduser()
+
+
+def built(kind: str, key: str, build: Callable[[Path], None]) -> Path:
+    """The folder of ``key``, which ``build`` fills unless an earlier call did.
+
+    Of several processes one builds and the others wait. A build that fails or is killed leaves no
+    folder.
+    """
+    folder = root() / kind / key
+    if _is_whole(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{key}.lock")):
+        if not _is_whole(folder):
+            aside = folder.with_name(f".{key}.aside")
+            # Under the lock, whatever lies there was left by a process that died.
+            for left in (aside, folder):
+                shutil.rmtree(left, ignore_errors=True)
+            aside.mkdir()
+            try:
+                build(aside)
+                publish(aside, folder)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def scratch(kind: str) -> Path:
+    """A new folder beside those of ``kind``, for what only gets its key when it is written."""
+    parent = root() / kind
+    parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(dir=parent, prefix=".scratch-"))
+
+
+def publish(aside: Path, folder: Path) -> None:
+    """Give a finished folder its name. If another process was faster, its equal folder stays."""
+    sizes = {path.name: path.stat().st_size for path in aside.iterdir()}
+    for path in aside.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    (aside / _WHOLE).write_text(json.dumps(sizes))
+    try:
+        aside.rename(folder)
+    except OSError:
+        if not _is_whole(folder):
+            raise
+        shutil.rmtree(aside)
+
+
+def file_sha256(path: Path) -> str:
+    """The file's hash, remembered for as long as its size and time of change stay the same."""
+    status = path.stat()
+    place = str(path.resolve())
+    state = [place, status.st_size, status.st_mtime_ns]
+    note = root() / "hashes" / hashlib.sha256(place.encode()).hexdigest()[:32]
+    try:
+        known = json.loads(note.read_text())
+        if known[:3] == state:
+            return str(known[3])
+    except (OSError, ValueError):
+        pass
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    aside = note.with_name(f".{note.name}.{os.getpid()}")
+    aside.write_text(json.dumps([*state, digest.hexdigest()]))
+    aside.replace(note)
+    return digest.hexdigest()
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        sizes = json.loads((folder / _WHOLE).read_text())
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,141 @@
+"""Rows of jsonl, csv, tsv and parquet files, plain or compressed, one at a time."""
+
+import csv
+import gzip
+import io
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedkit.errors import DataError
+
+Rows = Iterator[tuple[int, Mapping[str, Any]]]
+
+_UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
+_PARQUET_ROWS = 1024
+
+
+def unit(path: Path) -> str:
+    """What the numbers of ``rows`` count."""
+    return "row" if path.suffix == ".parquet" else "line"
+
+
+def rows(path: Path) -> Rows:
+    """Yield each row with its number, from 1: of its last line in text, of the row in parquet."""
+    try:
+        if path.suffix == ".parquet":
+            yield from _parquet(path)
+        else:
+            read = _text_format(path)
+            with _decompressed(path) as stream:
+                yield from read(_lines(stream))
+    except DataError as error:
+        raise DataError(f"{path}, {error}") from None
+    except _UNREADABLE as error:
+        raise DataError(
+            f"{path}: unreadable or cut short ({_first_line(error)}): fetch the file again"
+        ) from None
+
+
+def _text_format(path: Path) -> Callable[[Iterator[tuple[int, str]]], Rows]:
+    suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSIONS]
+    read = _TEXT_FORMATS.get(suffixes[-1]) if suffixes else None
+    if read is None:
+        raise DataError(
+            f"of unknown format: use {', '.join(_TEXT_FORMATS)} "
+            f"(also with {', '.join(_COMPRESSIONS)}) or .parquet"
+        )
+    return read
+
+
+def _decompressed(path: Path) -> io.BufferedIOBase:
+    decompress = _COMPRESSIONS.get(path.suffix)
+    return decompress(path) if decompress else path.open("rb")
+
+
+def _zstd(path: Path) -> io.BufferedIOBase:
+    return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"))
+
+
+def _lines(stream: Iterable[bytes]) -> Iterator[tuple[int, str]]:
+    for number, raw in enumerate(stream, start=1):
+        try:
+            yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"line {number}: not UTF-8 at byte {error.start} ({error.reason}): "
+                "convert the file to UTF-8"
+            ) from None
+
+
+def _jsonl(lines: Iterator[tuple[int, str]]) -> Rows:
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"line {number}: not valid JSON: {error.msg}") from None
+        if not isinstance(row, dict):
+            raise DataError(f"line {number}: expected a JSON object, found {line.strip():.60}")
+        yield number, row
+
+
+def _csv(lines: Iterator[tuple[int, str]]) -> Rows:
+    # The reader's own limit, 128 KiB a field, is for the whole process and below a long document.
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader((line for _, line in lines), strict=True)
+    try:
+        header = next(reader, None)
+        for values in reader:
+            if values:
+                yield reader.line_num, _named(header, values, reader.line_num)
+    except csv.Error as error:
+        raise DataError(f"line {reader.line_num}: not valid csv: {error}") from None
+
+
+def _tsv(lines: Iterator[tuple[int, str]]) -> Rows:
+    """Tab-separated values, in which a quote is a character like any other."""
+    split = ((number, line.rstrip("\r\n").split("\t")) for number, line in lines)
+    _, header = next(split, (1, None))
+    for number, values in split:
+        if values != [""]:
+            yield number, _named(header, values, number)
+
+
+def _named(header: list[str] | None, values: list[str], number: int) -> Mapping[str, str]:
+    assert header is not None
+    if len(values) != len(header):
+        raise DataError(f"line {number}: {len(values)} values under {len(header)} column names")
+    return dict(zip(header, values, strict=True))
+
+
+def _parquet(path: Path) -> Rows:
+    number = 0
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
+            for row in batch.to_pylist():
+                number += 1
+                yield number, row
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+_COMPRESSIONS: Mapping[str, Callable[[Path], io.BufferedIOBase]] = {
+    ".gz": gzip.GzipFile,
+    ".xz": lzma.LZMAFile,
+    ".zst": _zstd,
+}
+_TEXT_FORMATS: Mapping[str, Callable[[Iterator[tuple[int, str]]], Rows]] = {
+    ".jsonl": _jsonl,
+    ".csv": _csv,
+    ".tsv": _tsv,
+}

@@ -1,0 +1,213 @@
+"""What a source of training pairs is: where it lies, which columns it has, how training uses it."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
+
+from embedkit.data.columns import ColumnPath, RowFilter
+from embedkit.errors import UserError
+from embedkit.recipe import Section, find, read_toml, shipped, validated
+
+FOLDER = "data_manifests"
+
+Task = Literal[
+    "retrieval",
+    "question_answering",
+    "reranking",
+    "sts",
+    "nli",
+    "pair_classification",
+    "classification",
+    "clustering",
+    "summarization",
+]
+
+
+def _path(text: str) -> str:
+    return ColumnPath(text).text
+
+
+def _filter(text: str) -> str:
+    return RowFilter(text).text
+
+
+def _tuple(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    return (value,) if isinstance(value, str) else value
+
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+PathText = Annotated[str, AfterValidator(_path)]
+PathTexts = Annotated[tuple[PathText, ...], BeforeValidator(_tuple)]
+FilterText = Annotated[str, AfterValidator(_filter)]
+
+
+class Prompts(Section):
+    """What is put in front of a text before tokenization, literally."""
+
+    query: str = ""
+    document: str = ""
+
+
+class Columns(Section):
+    """Which value of a row plays which part, as paths: ``a``, ``a.b``, ``a[0]``, ``a[].b``."""
+
+    query: PathText = "query"
+    positive: PathText = "positive"
+    negatives: PathTexts = ()
+    """One or several paths to texts or to lists of texts of any length."""
+    label: PathText | None = None
+    """Rows of one label are never negatives of each other."""
+    concept: PathText | None = None
+    """What the row is about. Concepts are held out whole."""
+    negative_concepts: PathTexts = ()
+    """What each of ``negatives`` is about, so that none speaks of a held-out concept."""
+    topic: PathText | None = None
+    """What a held-out classification task predicts. Training never sees it."""
+
+
+class HubSource(Section):
+    kind: Literal["hub"]
+    id: str
+    """A data set's id on the Hugging Face Hub, or a folder that stands for it."""
+    config: str | None = None
+    revision: Commit
+    """A commit, since a branch or a tag may move."""
+    split: str = "train"
+
+
+class File(Section):
+    path: str
+    """May start with ``$EMBEDKIT_DATA``. A relative path starts from the working folder."""
+    sha256: Sha256 | None = None
+
+
+class FilesSource(Section):
+    kind: Literal["files"]
+    files: tuple[File, ...] = Field(min_length=1, strict=False)
+    """jsonl, csv, tsv (these also as .gz, .xz, .zst) or parquet, read one after the other."""
+
+
+class OboReader(Section):
+    """Terms of an OBO ontology; columns query, positive, negatives, negative_concepts, id."""
+
+    kind: Literal["obo"]
+    relation: Literal["definition", "synonym"]
+    """label -> definition, or exact synonym -> label."""
+    siblings: NonNegativeInt = 8
+    """The most terms under the same parents that a row gets as hard negatives."""
+
+
+class IcdReader(Section):
+    """Inclusion terms of ICD-10-CM; columns as of OBO, and category and chapter."""
+
+    kind: Literal["icd"]
+    siblings: NonNegativeInt = 8
+    """The most codes under the same parent that a row gets as hard negatives."""
+
+
+class DocstringReader(Section):
+    """First paragraphs of docstrings and their functions; columns as of OBO, and module."""
+
+    kind: Literal["docstring"]
+    siblings: NonNegativeInt = 2
+    """The most neighbours in the module that a row gets as hard negatives."""
+    min_words: PositiveInt = 4
+    """Of the first paragraph; shorter ones say too little to find a function by."""
+    max_words: PositiveInt = 150
+    """Of the code; whole lines are kept up to there."""
+
+
+class PackageSource(Section):
+    kind: Literal["package"]
+    distribution: str
+    version: str
+    """With another one installed, rows and sha256 are not checked, and a warning says so."""
+    path: str
+    """A file of the distribution; for docstrings the folder of its modules."""
+    sha256: Sha256
+    """Of the file; for docstrings see ``sources.digest``."""
+    reader: OboReader | IcdReader | DocstringReader = Field(discriminator="kind")
+
+
+class HeldOutTask(Section):
+    name: str = Field(pattern=r"^[\w.-]+$")
+    """The task's folder."""
+    type: Literal["retrieval", "classification+clustering"]
+    """Find the positive of a query; or tell the topic of a query or positive."""
+
+
+class HeldOut(Section):
+    share: float = Field(gt=0, lt=1)
+    """Of the concepts. A concept is held out of every manifest with this share or more."""
+    tasks: tuple[HeldOutTask, ...] = Field(min_length=1, strict=False)
+
+
+class Description(Section):
+    """How rows become training pairs, wherever they come from."""
+
+    columns: Columns | None = None
+    """``None`` takes the columns that are called as the fields of ``Columns``."""
+    filter: FilterText | None = None
+    """Keeps the rows for which it holds, e.g. ``score > 4``."""
+    drop_empty: bool = False
+    """Leave out rows without query or positive. Otherwise such a row is an error."""
+    deduplicate: bool = False
+    """Keep the first row of each (query, positive)."""
+    task: Task = "retrieval"
+    license: str = ""
+    prompts: Prompts = Prompts()
+    negatives_per_query: NonNegativeInt | None = None
+    """Hard negatives drawn for each query. ``None``: 1 where the source has any, else 0."""
+    in_batch_negatives: bool = True
+    """Score each query against the other documents of its batch, not its own negatives alone."""
+    batch_size: PositiveInt | None = None
+    """In place of the recipe's, over all ranks."""
+    max_query_tokens: PositiveInt | None = None
+    max_document_tokens: PositiveInt | None = None
+
+
+class Manifest(Description):
+    name: str
+    """The file's; not written in it."""
+    source: HubSource | FilesSource | PackageSource = Field(discriminator="kind")
+    rows: PositiveInt | None = None
+    """Expected after filtering, dropping and deduplication, before concepts are held out."""
+    held_out: HeldOut | None = None
+
+    @model_validator(mode="after")
+    def _columns_for_what_is_asked(self) -> Self:
+        columns = self.columns or Columns()
+        if self.held_out and columns.concept is None:
+            raise ValueError("held_out needs columns.concept, which tells what a row is about")
+        if self.held_out and columns.negatives and not columns.negative_concepts:
+            raise ValueError("held_out with columns.negatives needs columns.negative_concepts")
+        types = {task.type for task in self.held_out.tasks} if self.held_out else set()
+        if "classification+clustering" in types and columns.topic is None:
+            raise ValueError("a classification+clustering task needs columns.topic")
+        return self
+
+
+def load_manifest(name: str) -> Manifest:
+    """Read the manifest called ``name``: a path, or a name under ``data_manifests/``."""
+    path = find(FOLDER, name)
+    tables = read_toml(path)
+    if "name" in tables:
+        raise UserError(f"{path}: name: take it out, a manifest is called as its file")
+    name = path.stem if name.endswith(".toml") else name
+    return validated(Manifest, {**tables, "name": name}, str(path))
+
+
+def shipped_manifests() -> list[str]:
+    """The names of all manifests that come with embedkit."""
+    folder = shipped(FOLDER)
+    return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.toml"))

@@ -1,0 +1,171 @@
+"""Turns rows of any shape into training pairs: picks columns, filters, checks, deduplicates."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from embedkit.data.columns import ColumnPath, RowFilter
+from embedkit.data.manifest import Columns, Description
+from embedkit.data.sources import Part
+from embedkit.errors import DataError
+
+_DEDUPLICATED_AT_ONCE = 4096
+
+
+@dataclass(slots=True)
+class Pair:
+    query: str
+    positive: str
+    negatives: list[str]
+    label: str | None = None
+    concept: str | None = None
+    negative_concepts: list[str] = field(default_factory=list)
+    topic: str | None = None
+
+
+def pairs(parts: Iterable[Part], description: Description) -> Iterator[Pair]:
+    """Yield the pairs of all parts in order; an error names the part and the row in it."""
+    found = _read(parts, description)
+    return _distinct(found) if description.deduplicate else found
+
+
+def _read(parts: Iterable[Part], description: Description) -> Iterator[Pair]:
+    keep = RowFilter(description.filter) if description.filter else None
+    for part in parts:
+        picker: _Picker | None = None
+        for number, row in part.rows:
+            try:
+                if picker is None:
+                    columns = description.columns or _columns_called_as_fields(row)
+                    picker = _Picker(columns, drop_empty=description.drop_empty)
+                if (keep is None or keep(row)) and (pair := picker(row)):
+                    yield pair
+            except DataError as error:
+                raise DataError(f"{part.name}, {part.unit} {number}: {error}") from None
+
+
+def _columns_called_as_fields(row: Mapping[str, Any]) -> Columns:
+    found = {name: name for name in Columns.model_fields if name in row}
+    return Columns.model_validate(found)
+
+
+class _Picker:
+    def __init__(self, columns: Columns, *, drop_empty: bool) -> None:
+        self._drop_empty = drop_empty
+        self._query = ColumnPath(columns.query)
+        self._positive = ColumnPath(columns.positive)
+        self._negatives = [ColumnPath(path) for path in columns.negatives]
+        self._negative_concepts = [ColumnPath(path) for path in columns.negative_concepts]
+        self._marks = {
+            mark: ColumnPath(path)
+            for mark in ("label", "concept", "topic")
+            if (path := getattr(columns, mark)) is not None
+        }
+
+    def __call__(self, row: Mapping[str, Any]) -> Pair | None:
+        """The row's pair; ``None`` for an empty one that is to be dropped."""
+        query = self._text(self._query, row)
+        positive = self._text(self._positive, row)
+        if query is None or positive is None:
+            return None
+        negatives = self._all_texts(self._negatives, row)
+        concepts = self._all_texts(self._negative_concepts, row)
+        if concepts and len(concepts) != len(negatives):
+            raise DataError(
+                f"{len(negatives)} negatives, but {len(concepts)} concepts of negatives"
+            )
+        marks = {mark: self._mark(path, row) for mark, path in self._marks.items()}
+        filled = [place for place, text in enumerate(negatives) if text]
+        return Pair(
+            query,
+            positive,
+            [negatives[place] for place in filled],
+            negative_concepts=[concepts[place] for place in filled] if concepts else [],
+            **marks,
+        )
+
+    def _text(self, path: ColumnPath, row: Mapping[str, Any]) -> str | None:
+        value = path(row)
+        if value is not None and not isinstance(value, str):
+            raise DataError(
+                f"{path.text} is {value!r:.60}, not text: correct [columns] or the data"
+            )
+        if value is not None and value.strip():
+            return value
+        if self._drop_empty:
+            return None
+        raise DataError(f"{path.text} is empty: fill it in, or set drop_empty = true")
+
+    def _all_texts(self, paths: list[ColumnPath], row: Mapping[str, Any]) -> list[str]:
+        """Texts in order; one that is null or blank is "", so that places still match."""
+        texts: list[str] = []
+        for path in paths:
+            for value in _flat(path(row)):
+                if value is not None and not isinstance(value, str):
+                    raise DataError(
+                        f"{path.text} has {value!r:.60}, not text: correct [columns] or the data"
+                    )
+                texts.append(value if value and value.strip() else "")
+        return texts
+
+    def _mark(self, path: ColumnPath, row: Mapping[str, Any]) -> str | None:
+        value = path(row)
+        if value is None or isinstance(value, str | int):
+            return None if value is None else str(value)
+        raise DataError(f"{path.text} is {value!r:.60}, neither text nor a whole number")
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _flat(each)
+    else:
+        yield value
+
+
+def _distinct(found: Iterator[Pair]) -> Iterator[Pair]:
+    seen = _Seen()
+    block: list[Pair] = []
+    for pair in found:
+        block.append(pair)
+        if len(block) == _DEDUPLICATED_AT_ONCE:
+            yield from seen.fresh(block)
+            block = []
+    yield from seen.fresh(block)
+
+
+class _Seen:
+    """Remembers pairs by eight bytes each, in sorted runs that merge as they grow.
+
+    Half a gigabyte would go into a set of ten million; two such hashes meet once in 400,000 runs.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[np.ndarray] = []
+
+    def fresh(self, block: list[Pair]) -> Iterator[Pair]:
+        """Yield the pairs of ``block`` that are in no earlier place."""
+        keys = np.array([_key(pair) for pair in block], dtype=np.uint64)
+        distinct, first = np.unique(keys, return_index=True)
+        new = np.ones(len(distinct), dtype=bool)
+        for run in self._runs:
+            places = np.minimum(np.searchsorted(run, distinct), len(run) - 1)
+            new &= run[places] != distinct
+        for place in np.sort(first[new]):
+            yield block[place]
+        if new.any():
+            self._add(distinct[new])
+
+    def _add(self, run: np.ndarray) -> None:
+        while self._runs and len(self._runs[-1]) <= 2 * len(run):
+            run = np.sort(np.concatenate([self._runs.pop(), run]))
+        self._runs.append(run)
+
+
+def _key(pair: Pair) -> int:
+    # The length keeps ("a b", "c") and ("a", "b c") apart.
+    text = f"{len(pair.query)} {pair.query}{pair.positive}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

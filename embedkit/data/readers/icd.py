@@ -1,0 +1,78 @@
+"""The ICD-10-CM tabular list: inclusion terms with the titles of their codes, and sibling codes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from embedkit.errors import DataError
+
+
+def read(path: Path, siblings: int) -> Iterator[dict[str, Any]]:
+    """Yield inclusion term -> title of the code, in the file's order, chapter by chapter."""
+    found = False
+    try:
+        for _, element in ElementTree.iterparse(path):
+            if element.tag != "chapter":
+                continue
+            found = True
+            yield from _chapter(element, siblings)
+            # A chapter is the most that memory ever holds of the file.
+            element.clear()
+    except ElementTree.ParseError as error:
+        raise DataError(f"{path}: not whole XML ({error})") from None
+    if not found:
+        raise DataError(f"{path}: no <chapter>: is this the ICD-10-CM tabular list?")
+
+
+def _chapter(chapter: ElementTree.Element, siblings: int) -> Iterator[dict[str, Any]]:
+    # "Certain infectious and parasitic diseases (A00-B99)"
+    title = _text(chapter, "desc").rsplit(" (", 1)[0]
+    for section in chapter.iter("section"):
+        categories = section.findall("diag")
+        for category in categories:
+            for row in _codes(category, categories, siblings):
+                yield {**row, "category": _text(category, "name"), "chapter": title}
+
+
+def _codes(
+    code: ElementTree.Element, family: list[ElementTree.Element], siblings: int
+) -> Iterator[dict[str, Any]]:
+    """The rows of a code and of all codes below it."""
+    name, title = _text(code, "name"), _text(code, "desc")
+    others = _others(code, family, siblings)
+    terms = [
+        " ".join("".join(note.itertext()).split()) for note in code.findall("inclusionTerm/note")
+    ]
+    # Some codes list their own title once more.
+    for term in dict.fromkeys(term for term in terms if term.casefold() != title.casefold()):
+        yield {
+            "query": term,
+            "positive": title,
+            "negatives": list(others),
+            "negative_concepts": [_category(other) for other in others.values()],
+            "id": name,
+        }
+    below = code.findall("diag")
+    for child in below:
+        yield from _codes(child, below, siblings)
+
+
+def _others(
+    code: ElementTree.Element, family: list[ElementTree.Element], limit: int
+) -> dict[str, str]:
+    """Titles and names of the codes under the same parent, from the code's own place on."""
+    place, title = family.index(code), _text(code, "desc")
+    found: dict[str, str] = {}
+    for other in family[place + 1 :] + family[:place]:
+        if len(found) < limit and _text(other, "desc") != title:
+            found.setdefault(_text(other, "desc"), _text(other, "name"))
+    return found
+
+
+def _category(name: str) -> str:
+    return name.split(".", 1)[0]
+
+
+def _text(element: ElementTree.Element, tag: str) -> str:
+    return " ".join((element.findtext(tag) or "").split())

@@ -1,0 +1,287 @@
+"""Training pairs by row: memory-mapped, and cached by what they were made from."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, Self, TypedDict
+
+import numpy as np
+import pyarrow as pa
+from typing_extensions import Unpack
+
+from embedkit.data import cache, columns, concepts, files, pairs, sources, table
+from embedkit.data.manifest import (
+    Columns,
+    Description,
+    HeldOut,
+    Manifest,
+    Prompts,
+    Task,
+    load_manifest,
+)
+from embedkit.data.pairs import Pair
+from embedkit.data.readers import docstring, icd, obo
+from embedkit.data.sources import Opened, Part
+from embedkit.data.table import Table, TableWriter
+from embedkit.errors import DataError
+from embedkit.recipe import expand, validated
+
+Split = Literal["train", "held_out"]
+
+_KIND = "records"
+# Rows depend on the code of these, so their place in the cache does too.
+_MAKERS = (columns, concepts, files, pairs, sources, table, obo, icd, docstring)
+
+
+class Options(TypedDict, total=False):
+    """How rows become pairs; every key as in a manifest."""
+
+    columns: Columns | Mapping[str, str | Sequence[str]] | None
+    filter: str | None
+    drop_empty: bool
+    deduplicate: bool
+    task: Task
+    license: str
+    prompts: Prompts | Mapping[str, str]
+    negatives_per_query: int | None
+    in_batch_negatives: bool
+    batch_size: int | None
+    max_query_tokens: int | None
+    max_document_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    query: str
+    positive: str
+    negatives: tuple[str, ...] = ()
+    label: str | None = None
+
+
+class Records:
+    """Rows of one source, read from disk when asked for. Pickles small, for worker processes.
+
+    Usage::
+
+        records = Records.from_file("pairs.jsonl", columns={"query": "q", "positive": "answer"})
+        records[0].query
+    """
+
+    def __init__(self, name: str, table: Table, description: Description) -> None:
+        self.name = name
+        self.table = table
+        self.description = description
+
+    @classmethod
+    def from_rows(
+        cls, rows: Iterable[Mapping[str, Any]], *, name: str = "rows", **options: Unpack[Options]
+    ) -> Self:
+        """Write ``rows`` to the cache; they may be a generator over more than memory holds."""
+        return cls._from_part(name, Part("rows", "row", enumerate(rows, start=1)), options)
+
+    @classmethod
+    def from_file(
+        cls, path: str | Path, *, name: str | None = None, **options: Unpack[Options]
+    ) -> Self:
+        """Read jsonl, csv, tsv (also .gz, .xz, .zst) or parquet; ``$EMBEDKIT_DATA`` is resolved."""
+        path = Path(expand(str(path)))
+        if not path.is_file():
+            raise DataError(f"{path}: no such file")
+        part = Part(path.name, files.unit(path), files.rows(path))
+        return cls._from_part(name or path.name.partition(".")[0], part, options)
+
+    @classmethod
+    def from_dataset(
+        cls, dataset: Any, *, name: str = "dataset", **options: Unpack[Options]
+    ) -> Self:
+        """Read one split of a ``datasets.Dataset`` or ``IterableDataset``."""
+        if isinstance(dataset, dict):
+            raise DataError(f'{name}: choose a split, as in dataset["{next(iter(dataset))}"]')
+        return cls._from_part(name, Part("dataset", "row", enumerate(dataset, start=1)), options)
+
+    @classmethod
+    def from_pandas(cls, frame: Any, *, name: str = "frame", **options: Unpack[Options]) -> Self:
+        """Read a ``pandas.DataFrame``; a missing value counts as empty."""
+        batches = pa.Table.from_pandas(frame, preserve_index=False).to_batches(1024)
+        rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+        return cls._from_part(name, Part("frame", "row", enumerate(rows, start=1)), options)
+
+    @classmethod
+    def _from_part(cls, name: str, part: Part, options: Options) -> Self:
+        description = validated(Description, options, name)
+        aside = cache.scratch(_KIND)
+        try:
+            _write(aside, name, [part], description)
+            content = Table(_path(aside, "train")).facts.content
+            folder = aside.with_name(f"rows-{content[:32]}")
+            cache.publish(aside, folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        return cls(name, Table(_path(folder, "train")), description)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, row: int) -> Record:
+        return self.take([row])[0]
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> list[Record]:
+        """The records of ``rows``, in their order.
+
+        Raises:
+            IndexError: a row lies outside ``range(len(self))``.
+        """
+        wanted = [int(row) for row in rows]
+        taken = self.table.take(wanted, ("query", "positive", "negatives", "label"))
+        return [
+            Record(query, positive, tuple(negatives), label)
+            for query, positive, negatives, label in taken
+        ]
+
+    def texts(self) -> Iterator[str]:
+        """Every query, positive and negative, read once from the first row to the last."""
+        for query, positive, negatives in self.table.scan(("query", "positive", "negatives")):
+            yield query
+            yield positive
+            yield from negatives
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with anything that changes training: the rows, and how they are used."""
+        use = {
+            "content": self.table.facts.content,
+            "prompts": self.prompts.model_dump(),
+            "negatives_per_query": self.negatives_per_query,
+            "in_batch_negatives": self.in_batch_negatives,
+            "batch_size": self.batch_size,
+            "max_query_tokens": self.max_query_tokens,
+            "max_document_tokens": self.max_document_tokens,
+        }
+        return _sha256(use)
+
+    @property
+    def task(self) -> Task:
+        return self.description.task
+
+    @property
+    def license(self) -> str:
+        return self.description.license
+
+    @property
+    def prompts(self) -> Prompts:
+        return self.description.prompts
+
+    @property
+    def negatives_per_query(self) -> int:
+        asked = self.description.negatives_per_query
+        return int(self.table.facts.with_negatives > 0) if asked is None else asked
+
+    @property
+    def in_batch_negatives(self) -> bool:
+        return self.description.in_batch_negatives
+
+    @property
+    def batch_size(self) -> int | None:
+        return self.description.batch_size
+
+    @property
+    def max_query_tokens(self) -> int | None:
+        return self.description.max_query_tokens
+
+    @property
+    def max_document_tokens(self) -> int | None:
+        return self.description.max_document_tokens
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether any row has a label."""
+        return self.table.facts.with_label > 0
+
+
+def open_records(manifest: str | Path, split: Split = "train") -> Records:
+    """Open the source of a manifest, given by name or path; the first time, write it to the cache.
+
+    Raises:
+        DataError: the source is missing, is not what the manifest pins, or has a bad row.
+    """
+    return open_manifest(load_manifest(str(manifest)), split)
+
+
+def open_manifest(manifest: Manifest, split: Split = "train") -> Records:
+    """Open the source of ``manifest``: its training rows, or those of the held-out concepts."""
+    if split == "held_out" and manifest.held_out is None:
+        raise DataError(f"{manifest.name}: holds nothing out: give it a [held_out] table")
+    try:
+        opened = sources.opened(manifest.source)
+    except DataError as error:
+        raise DataError(f"{manifest.name}: {error}") from None
+    build = partial(_write, name=manifest.name, parts=opened.parts, description=manifest)
+    folder = cache.built(_KIND, _key(manifest, opened), build)
+    tables = {each: Table(_path(folder, each)) for each in _splits(manifest)}
+    rows = sum(map(len, tables.values()))
+    if opened.pinned and manifest.rows not in (None, rows):
+        raise DataError(
+            f"{manifest.name}: {rows} rows, expected {manifest.rows}: correct rows in the "
+            "manifest if the new number is meant"
+        )
+    return Records(manifest.name, tables[split], manifest)
+
+
+def _write(folder: Path, name: str, parts: Iterable[Part], description: Description) -> None:
+    """Fill ``folder`` with one table for each split."""
+    held_out = description.held_out if isinstance(description, Manifest) else None
+    try:
+        with ExitStack() as stack:
+            writers = {
+                split: stack.enter_context(TableWriter(_path(folder, split)))
+                for split in _splits(description)
+            }
+            for pair in pairs.pairs(parts, description):
+                writers[_side(pair, held_out)].add(pair)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+
+
+def _side(pair: Pair, held_out: HeldOut | None) -> Split:
+    """The split of the pair, which loses the negatives that belong to the other one."""
+    if held_out is None:
+        return "train"
+    side = concepts.is_held_out(pair.concept, held_out.share)
+    pair.negatives = [
+        negative
+        for negative, concept in zip(pair.negatives, pair.negative_concepts, strict=True)
+        if concepts.is_held_out(concept, held_out.share) == side
+    ]
+    return "held_out" if side else "train"
+
+
+def _splits(description: Description) -> tuple[Split, ...]:
+    holds_out = isinstance(description, Manifest) and description.held_out is not None
+    return ("train", "held_out") if holds_out else ("train",)
+
+
+def _path(folder: Path, split: Split) -> Path:
+    return folder / f"{split}.arrow"
+
+
+def _key(manifest: Manifest, opened: Opened) -> str:
+    making = manifest.model_dump(include={"columns", "filter", "drop_empty", "deduplicate"})
+    share = manifest.held_out.share if manifest.held_out else None
+    reader = manifest.source.model_dump().get("reader")
+    parts = {"making": making, "share": share, "reader": reader, "source": opened.identity}
+    return _sha256({**parts, "code": _code()})[:32]
+
+
+@lru_cache
+def _code() -> str:
+    return _sha256([Path(module.__file__ or "").read_text() for module in _MAKERS])
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

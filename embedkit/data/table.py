@@ -1,0 +1,134 @@
+"""Pairs on disk: an Arrow file of equal batches, memory-mapped and read by row."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from embedkit.data.pairs import Pair
+from embedkit.errors import DataError
+
+_SCHEMA = pa.schema(
+    [
+        ("query", pa.string()),
+        ("positive", pa.string()),
+        ("negatives", pa.list_(pa.string())),
+        ("label", pa.string()),
+        ("concept", pa.string()),
+        ("topic", pa.string()),
+    ]
+)
+_BATCH = 1024
+"""Rows of every batch but the last, so that a row's batch is known without an index."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was counted while a table was written."""
+
+    content: str = ""
+    """A hash of all rows, in order."""
+    rows: int = 0
+    with_negatives: int = 0
+    with_label: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the facts that lie beside the table at ``path``."""
+        return cls(**json.loads(path.with_suffix(".json").read_text()))
+
+
+class TableWriter:
+    """Writes pairs one at a time; a context manager.
+
+    The table is whole, and its facts lie beside it, when the block is left without an error.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = pa.ipc.new_file(str(path), _SCHEMA)
+        self._block: list[dict[str, Any]] = []
+        self._hash = hashlib.sha256()
+        self.facts = Facts()
+
+    def add(self, pair: Pair) -> None:
+        """Append a row."""
+        self._block.append({name: getattr(pair, name) for name in _SCHEMA.names})
+        if len(self._block) == _BATCH:
+            self._flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        if kind is None and self._block:
+            self._flush()
+        self._file.close()
+        if kind is None:
+            self.facts = replace(self.facts, content=self._hash.hexdigest())
+            self._path.with_suffix(".json").write_text(json.dumps(vars(self.facts)))
+
+    def _flush(self) -> None:
+        block = self._block
+        try:
+            batch = pa.RecordBatch.from_pylist(block, schema=_SCHEMA)
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"a text of rows {self.facts.rows + 1} to {self.facts.rows + len(block)} is not "
+                f"valid Unicode ({error.reason}): clean the data"
+            ) from None
+        self._file.write_batch(batch)
+        self._hash.update(json.dumps(block).encode())
+        self.facts = replace(
+            self.facts,
+            rows=self.facts.rows + len(block),
+            with_negatives=self.facts.with_negatives + sum(bool(row["negatives"]) for row in block),
+            with_label=self.facts.with_label + sum(row["label"] is not None for row in block),
+        )
+        self._block = []
+
+
+class Table:
+    """Reads rows at random; keeps none of them in memory. Pickles as its path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.facts = Facts.read(path)
+        self._open()
+
+    def __len__(self) -> int:
+        return self.facts.rows
+
+    def take(self, rows: Sequence[int], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """Yield the values of ``columns`` for each of ``rows``, in their order."""
+        batches: dict[int, list[Any]] = {}
+        for row in rows:
+            if not 0 <= row < len(self):
+                raise IndexError(f"row {row} of {len(self)}")
+            number, place = divmod(row, _BATCH)
+            if number not in batches:
+                batch = self._file.get_batch(number)
+                batches[number] = [batch.column(name) for name in columns]
+            yield tuple(column[place].as_py() for column in batches[number])
+
+    def scan(self, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """Yield the values of ``columns`` for all rows, a batch in memory at a time."""
+        for number in range(self._file.num_record_batches):
+            batch = self._file.get_batch(number)
+            yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+
+    def _open(self) -> None:
+        self._file = pa.ipc.open_file(pa.memory_map(str(self.path)))
+
+    def __getstate__(self) -> Path:
+        return self.path
+
+    def __setstate__(self, path: Path) -> None:
+        self.__init__(path)  # type: ignore[misc]
