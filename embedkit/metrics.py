@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,6 +76,7 @@ def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any])
     Raises:
         UserError: a tracker's package is not installed.
     """
+    kinds: dict[str, Callable[..., Tracker]]
     kinds = {"tensorboard": _TensorBoard, "wandb": _RunTracker, "trackio": _RunTracker}
     trackers: list[Tracker] = []
     for name in names:

@@ -92,8 +92,8 @@ class Optim(Section):
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     final_lr_share: NonNegativeFloat = 0.0
     """What is left of ``lr`` at the last step under ``linear`` and ``cosine``."""
-    clip: PositiveFloat | None = 1.0
-    """Largest norm of the whole gradient. ``None`` turns clipping off."""
+    clip: NonNegativeFloat = 1.0
+    """Largest norm of the whole gradient. 0 turns clipping off."""
     accumulation: PositiveInt = 1
     """Batches whose mean gradient makes one step. Each keeps its own negatives."""
 

@@ -145,10 +145,8 @@ class Trainer(Generic[BatchT]):
         return batch.source, {**values, "lr": lr, "grad_norm": norm}
 
     def _clip(self) -> Tensor:
-        limit = self._recipe.optim.clip
-        return nn.utils.clip_grad_norm_(
-            self._model.parameters(), float("inf") if limit is None else limit
-        )
+        limit = self._recipe.optim.clip or float("inf")
+        return nn.utils.clip_grad_norm_(self._model.parameters(), limit)
 
     def _record(
         self,
