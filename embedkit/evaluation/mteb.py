@@ -1,0 +1,289 @@
+"""Scoring a model on mteb's tasks, so that no result can be taken for another's.
+
+mteb gives every local model one name and keeps results by name; here the name of a result's folder
+is a hash of the model, the prompts and the data, and the results lie in the run's own folder.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import datasets
+import mteb
+import numpy as np
+from mteb.abstasks.abstask import AbsTask
+from mteb.abstasks.aggregated_task import AbsTaskAggregate
+from mteb.abstasks.retrieval import AbsTaskRetrieval
+from mteb.abstasks.task_metadata import TaskMetadata
+from mteb.cache import ResultCache
+from mteb.models.model_meta import ModelMeta, ScoringFunction
+from mteb.results import TaskResult
+from mteb.similarity_functions import cos_sim, pairwise_cos_sim
+from mteb.types import PromptType
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+from embedkit.errors import UserError
+from embedkit.evaluation.selection import leaves
+from embedkit.evaluation.summary import Summary, TaskScore
+
+
+class TextEncoder(Protocol):
+    """What evaluation needs of a model."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it, such as its folder's name."""
+
+    @property
+    def identity(self) -> str:
+        """A hash of all that its vectors depend on: weights, pooling, precision, cut-off."""
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """The prefixes stored with it, by side, task or type, as sentence-transformers does."""
+
+    def encode(
+        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
+    ) -> np.ndarray:
+        """Embed texts, each after ``prompt``, as float32 ``(texts, width)`` of unit norm."""
+
+
+def evaluate(
+    encoder: TextEncoder,
+    tasks: Sequence[AbsTask],
+    output: Path,
+    *,
+    instructions: Mapping[str, str] | None = None,
+    dtype: str = "float32",
+    console: Console | None = None,
+) -> Summary:
+    """Score a model on tasks, keep each result under ``output``, and write ``summary.json`` there.
+
+    What is scored already is not scored again. A task that fails is reported in the summary, and
+    the others go on; an interruption loses only the task at hand.
+
+    Args:
+        encoder: The model.
+        tasks: What ``select_tasks`` gives.
+        output: The folder of the results; one folder can hold those of many models.
+        instructions: Prefixes by ``<task>-query``, ``<task>-document`` or ``<task>``; they come
+            after a task folder's own and before the model's.
+        dtype: The precision of the model, for the record.
+        console: Where progress is shown; standard error by default.
+    """
+    if not tasks:
+        raise UserError("no task to evaluate on: name a benchmark, tasks or folders of tasks")
+    run = _Run(encoder, ResultCache(output), instructions or {})
+    scores: dict[str, TaskScore] = {}
+    failed: dict[str, str] = {}
+    with _quiet_libraries(), _progress(console, len(tasks)) as progress:
+        for task in tasks:
+            name = task.metadata.name
+            progress.update(progress.task_ids[0], description=name)
+            try:
+                scores[name] = run.score(task)
+                line = f"{scores[name].metric} {100 * scores[name].score:.2f}"
+            except Exception as error:  # One failing task must not lose the others.
+                failed[name] = _reason(error)
+                line = f"failed: {failed[name]}"
+            progress.console.print(f"{name}: {line}", markup=False, highlight=False)
+            progress.advance(progress.task_ids[0])
+    types = {task.metadata.name: str(task.metadata.type) for task in tasks}
+    versions = {name: _version(name) for name in ("embedkit-neobert", "mteb", "torch")}
+    summary = Summary(encoder.name, encoder.identity, dtype, types, scores, failed, versions)
+    summary.write(output / "summary.json")
+    return summary
+
+
+def resolve_prompts(
+    task: AbsTask, stored: Mapping[str, str], instructions: Mapping[str, str]
+) -> dict[str, str]:
+    """The prefix of each side of a task: query and document, or text where there are no sides.
+
+    A task folder's own come first, then the instructions, then what is stored with the model.
+    """
+    sided = isinstance(task, AbsTaskRetrieval) or getattr(task, "input1_prompt_type", None)
+    sides = ("query", "document") if sided else ("text",)
+    if isinstance(task, _HasPrompts) and task.own_prompts:
+        return {side: task.own_prompts.get(side, "") for side in sides}
+    name, type_ = task.metadata.name, str(task.metadata.type)
+    prompts = {}
+    for side in sides:
+        by_task = [f"{name}-{side}", name] if sided else [name]
+        by_type = [f"{type_}-{side}", type_, side] if sided else [type_]
+        found = [instructions[key] for key in by_task if key in instructions]
+        found += [stored[key] for key in (*by_task, *by_type) if key in stored]
+        prompts[side] = found[0] if found else ""
+    return prompts
+
+
+@runtime_checkable
+class _HasPrompts(Protocol):
+    own_prompts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Run:
+    encoder: TextEncoder
+    cache: ResultCache
+    instructions: Mapping[str, str]
+
+    def score(self, task: AbsTask) -> TaskScore:
+        if isinstance(task, AbsTaskAggregate):
+            return self._score_parts(task)
+        prompts = resolve_prompts(task, self.encoder.prompts, self.instructions)
+        model = _MtebEncoder(self.encoder, task, prompts)
+        # The bar would be mteb's; the batch size is only how many texts its loader hands over.
+        found = mteb.evaluate(
+            model,
+            task,
+            cache=self.cache,
+            co2_tracker=False,
+            show_progress_bar=False,
+            encode_kwargs={"batch_size": 512, "show_progress_bar": False},
+        )
+        if not found.task_results:
+            # A private data set that is out of reach is reported, not raised.
+            raise RuntimeError("; ".join(each.exception for each in found.exceptions or ()))
+        return _task_score(task, found.task_results[0], prompts)
+
+    def _score_parts(self, task: AbsTaskAggregate) -> TaskScore:
+        """Score the parts and combine them anew each time.
+
+        mteb keeps an aggregate's result, and once a part has failed it keeps "no score" and takes
+        that for done.
+        """
+        parts: list[TaskScore] = []
+        failed: list[str] = []
+        for part in leaves(task):
+            try:
+                parts.append(self.score(part))
+            except Exception as error:
+                failed.append(f"{part.metadata.name}: {_reason(error)}")
+        if failed:
+            raise RuntimeError("; ".join(failed))
+        seconds = [part.seconds for part in parts if part.seconds is not None]
+        return TaskScore(
+            name=task.metadata.name,
+            type=str(task.metadata.type),
+            metric=task.metadata.main_score,
+            score=float(np.mean([part.score for part in parts])),
+            prompts={f"{p.name}-{side}": text for p in parts for side, text in p.prompts.items()},
+            seconds=sum(seconds),
+            revision=task.metadata.revision,
+            splits=tuple(task.eval_splits),
+            parts={part.name: part.score for part in parts},
+        )
+
+
+class _MtebEncoder:
+    """A text encoder as mteb wants it, for one task."""
+
+    def __init__(self, encoder: TextEncoder, task: AbsTask, prompts: Mapping[str, str]) -> None:
+        self._encoder, self._prompts = encoder, prompts
+        self.mteb_model_meta = ModelMeta.create_empty(
+            overwrites={
+                "name": f"embedkit/{encoder.name.replace('/', '_')}",
+                "revision": _revision(encoder.identity, task, prompts),
+                "similarity_fn_name": ScoringFunction.COSINE,
+            }
+        )
+
+    def encode(
+        self,
+        inputs: Any,
+        *,
+        task_metadata: TaskMetadata,
+        hf_split: str,
+        hf_subset: str,
+        prompt_type: PromptType | None = None,
+        **_: Any,
+    ) -> np.ndarray:
+        """Embed each distinct text once: of MindSmallReranking's queries 98 % are repeated."""
+        places: dict[str, int] = {}
+        rows = [places.setdefault(text, len(places)) for batch in inputs for text in batch["text"]]
+        prompt = self._prompts[prompt_type.value if prompt_type else "text"]
+        vectors = self._encoder.encode(list(places), prompt=prompt)
+        return vectors if len(places) == len(rows) else vectors[rows]
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
+        return cos_sim(embeddings1, embeddings2)
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
+        return pairwise_cos_sim(embeddings1, embeddings2)
+
+
+def _revision(identity: str, task: AbsTask, prompts: Mapping[str, str]) -> str:
+    """All that a score depends on, since mteb finds results by name and revision alone.
+
+    It looks at neither prompts nor, once a result is whole, the revision of the data.
+    """
+    inputs = [identity, dict(prompts), task.metadata.revision, task.eval_splits, task.hf_subsets]
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def _task_score(task: AbsTask, result: TaskResult, prompts: Mapping[str, str]) -> TaskScore:
+    score = float(result.get_score(splits=list(task.eval_splits)))
+    if not math.isfinite(score):
+        raise ValueError(f"{task.metadata.main_score} is not a number")
+    return TaskScore(
+        name=task.metadata.name,
+        type=str(task.metadata.type),
+        metric=task.metadata.main_score,
+        score=score,
+        prompts=prompts,
+        seconds=result.evaluation_time,
+        revision=task.metadata.revision,
+        splits=tuple(task.eval_splits),
+    )
+
+
+def _reason(error: Exception) -> str:
+    first, *_ = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {first}"
+
+
+def _progress(console: Console | None, total: int) -> Progress:
+    progress = Progress(
+        SpinnerColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        console=console or Console(stderr=True),
+        transient=True,
+    )
+    progress.add_task("", total=total)
+    return progress
+
+
+@contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Silence mteb's remarks and the bars of its data sets while it runs."""
+    logger, shown = logging.getLogger("mteb"), datasets.is_progress_bar_enabled()
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    datasets.disable_progress_bars()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="mteb")
+            yield
+    finally:
+        logger.setLevel(level)
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
