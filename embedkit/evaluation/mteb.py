@@ -95,7 +95,7 @@ def evaluate(
             except Exception as error:  # One failing task must not lose the others.
                 failed[name] = _reason(error)
                 line = f"failed: {failed[name]}"
-            progress.console.print(f"{name}: {line}", markup=False, highlight=False)
+            progress.console.print(f"{name}: {line}", markup=False, highlight=False, soft_wrap=True)
             progress.advance(progress.task_ids[0])
     types = {task.metadata.name: str(task.metadata.type) for task in tasks}
     versions = {name: _version(name) for name in ("embedkit-neobert", "mteb", "torch")}
@@ -239,7 +239,7 @@ def _task_score(task: AbsTask, result: TaskResult, prompts: Mapping[str, str]) -
         name=task.metadata.name,
         type=str(task.metadata.type),
         metric=task.metadata.main_score,
-        score=score,
+        score=round(score, 6),  # As in mteb's files, so that a kept score equals a fresh one.
         prompts=prompts,
         seconds=result.evaluation_time,
         revision=task.metadata.revision,

@@ -1,0 +1,218 @@
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import mteb
+import numpy as np
+import pytest
+from evaluation.encoders import Encoder
+from evaluation.folders import ANIMALS, MONEY, write_json_lines, write_task
+from mteb.abstasks.abstask import AbsTask
+from mteb.abstasks.aggregate_task_metadata import AggregateTaskMetadata
+from mteb.abstasks.aggregated_task import AbsTaskAggregate
+from mteb.cache import ResultCache
+from sentence_transformers import SentenceTransformer
+
+from embedkit.errors import UserError
+from embedkit.evaluation.mteb import evaluate, resolve_prompts
+from embedkit.evaluation.selection import select_tasks
+from embedkit.evaluation.summary import Summary
+from embedkit.evaluation.task_folders import read_task_folders
+
+
+class Stumbling(Encoder):
+    """Fails on texts that hold a word, until it is mended."""
+
+    trouble: BaseException | None = None
+    word = "bank"
+
+    def encode(
+        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
+    ) -> np.ndarray:
+        if self.trouble and any(self.word in text for text in texts):
+            raise self.trouble
+        return super().encode(texts, prompt=prompt)
+
+
+def two_tasks(folder: Path) -> list[AbsTask]:
+    """Two STS tasks, of which only the second speaks of a bank."""
+    for name, texts in (("animals", ANIMALS), ("money", MONEY)):
+        rows = [
+            {"sentence1": texts[0], "sentence2": text, "score": number}
+            for number, text in enumerate(texts)
+        ]
+        write_task(folder / name, "sts")
+        write_json_lines(folder / name / "test.jsonl", rows)
+    return read_task_folders(folder)
+
+
+def aggregate(tasks: list[AbsTask]) -> AbsTask:
+    metadata = AggregateTaskMetadata(
+        name="Both",
+        description="the mean of two",
+        tasks=tasks,
+        main_score="cosine_spearman",
+        type="STS",
+        eval_splits=["test"],
+    )
+    made: AbsTask = type("Both", (AbsTaskAggregate,), {"metadata": metadata})()
+    return made
+
+
+def test_plain_mteb_gives_a_random_model_anothers_score_and_embedkit_does_not(
+    tmp_path: Path, minilm_model: SentenceTransformer, noise_model: SentenceTransformer
+) -> None:
+    (task,) = read_task_folders(write_task(tmp_path / "mine", "retrieval"))
+    # The trap: both models are loaded from folders, so both have the name that mteb gives to all.
+    cache = ResultCache(tmp_path / "plain")
+    first, second = (
+        mteb.evaluate(model, task, cache=cache).task_results[0].main_score
+        for model in (minilm_model, noise_model)
+    )
+    assert first == pytest.approx(second, abs=1e-6)
+    minilm, noise = (
+        evaluate(Encoder(model, "model"), [task], tmp_path / "own").scores["mine"].score
+        for model in (minilm_model, noise_model)
+    )
+    assert minilm == pytest.approx(first, abs=1e-6)
+    assert noise < minilm - 0.3
+    alone = evaluate(Encoder(noise_model, "model"), [task], tmp_path / "alone")
+    assert alone.scores["mine"].score == noise
+
+
+def test_a_second_run_scores_only_what_is_missing(
+    tmp_path: Path, minilm_model: SentenceTransformer
+) -> None:
+    tasks = two_tasks(tmp_path / "tasks")
+    first, second = Encoder(minilm_model, "m"), Encoder(minilm_model, "m")
+    evaluate(first, tasks[:1], tmp_path / "out")
+    whole = evaluate(second, tasks, tmp_path / "out")
+    assert {text for _, texts in first.calls for text in texts} <= set(ANIMALS)
+    assert {text for _, texts in second.calls for text in texts} <= set(MONEY)
+    assert whole.coverage == "2 of 2 tasks"
+    assert evaluate(first, tasks, tmp_path / "out") == whole
+    assert not first.calls[2:]
+    assert Summary.read(tmp_path / "out" / "summary.json") == whole
+
+
+def test_changed_data_is_scored_anew(tmp_path: Path, minilm_model: SentenceTransformer) -> None:
+    encoder = Encoder(minilm_model, "m")
+    folder = write_task(tmp_path / "mine", "sts")
+    before = evaluate(encoder, read_task_folders(folder), tmp_path / "out").scores["mine"]
+    rows = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]
+    write_json_lines(folder / "test.jsonl", [row | {"score": -row["score"]} for row in rows])
+    after = evaluate(encoder, read_task_folders(folder), tmp_path / "out").scores["mine"]
+    assert after.score == pytest.approx(-before.score)
+    assert after.revision != before.revision
+
+
+def test_a_changed_instruction_is_scored_anew(
+    tmp_path: Path, minilm_model: SentenceTransformer
+) -> None:
+    encoder = Encoder(minilm_model, "m")
+    tasks = read_task_folders(write_task(tmp_path / "mine", "sts"))
+    for prompt in ("", "Compare: ", ""):
+        summary = evaluate(encoder, tasks, tmp_path / "out", instructions={"mine": prompt})
+        assert summary.scores["mine"].prompts == {"text": prompt}
+    assert [prompt for prompt, _ in encoder.calls] == ["", "", "Compare: ", "Compare: "]
+
+
+def test_a_failing_task_is_reported_and_the_others_are_scored(
+    tmp_path: Path, minilm_model: SentenceTransformer
+) -> None:
+    encoder = Stumbling(minilm_model, "m")
+    encoder.trouble = RuntimeError("out of luck\nand of memory")
+    tasks = two_tasks(tmp_path / "tasks")[::-1]
+    summary = evaluate(encoder, tasks, tmp_path / "out")
+    assert summary.failed == {"money": "RuntimeError: out of luck"}
+    assert list(summary.scores) == ["animals"]
+    assert "missing: money: RuntimeError: out of luck" in summary.text()
+    encoder.trouble = None
+    assert evaluate(encoder, tasks, tmp_path / "out").coverage == "2 of 2 tasks"
+
+
+def test_an_interruption_keeps_the_finished_tasks(
+    tmp_path: Path, minilm_model: SentenceTransformer
+) -> None:
+    encoder = Stumbling(minilm_model, "m")
+    encoder.trouble = KeyboardInterrupt()
+    tasks = two_tasks(tmp_path / "tasks")
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(encoder, tasks, tmp_path / "out")
+    encoder.trouble, encoder.calls = None, []
+    evaluate(encoder, tasks, tmp_path / "out")
+    assert {text for _, texts in encoder.calls for text in texts} <= set(MONEY)
+
+
+def test_an_aggregate_is_scored_once_its_failing_part_is_mended(
+    tmp_path: Path, minilm_model: SentenceTransformer
+) -> None:
+    encoder = Stumbling(minilm_model, "m")
+    encoder.trouble = RuntimeError("out of luck")
+    parts = two_tasks(tmp_path / "tasks")
+    broken = evaluate(encoder, [aggregate(parts)], tmp_path / "out")
+    assert broken.failed == {"Both": "RuntimeError: money: RuntimeError: out of luck"}
+    encoder.trouble, encoder.calls = None, []
+    mended = evaluate(encoder, [aggregate(parts)], tmp_path / "out").scores["Both"]
+    assert {text for _, texts in encoder.calls for text in texts} <= set(MONEY)
+    assert set(mended.parts) == {"animals", "money"}
+    assert mended.score == pytest.approx(sum(mended.parts.values()) / 2)
+
+
+def test_equal_texts_are_encoded_once(tmp_path: Path, minilm_model: SentenceTransformer) -> None:
+    encoder = Encoder(minilm_model, "m")
+    (task,) = read_task_folders(write_task(tmp_path / "mine", "reranking"))
+    folder = tmp_path / "repeated"
+    write_task(folder, "reranking")
+    rows = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]
+    write_json_lines(folder / "test.jsonl", rows * 5)
+    (repeated,) = read_task_folders(folder)
+    summary = evaluate(encoder, [task, repeated], tmp_path / "out")
+    once, many = encoder.calls[:2], encoder.calls[2:]
+    assert once == many
+    assert summary.scores["mine"].score == pytest.approx(summary.scores["repeated"].score)
+
+
+def test_prompts_reach_the_texts_of_their_side(
+    tmp_path: Path, minilm_model: SentenceTransformer
+) -> None:
+    prompts = {"query": "q: ", "document": "d: "}
+    encoder = Encoder(minilm_model, "m", prompts)
+    tasks = read_task_folders(write_task(tmp_path / "mine", "retrieval"))
+    summary = evaluate(encoder, tasks, tmp_path / "out")
+    assert summary.scores["mine"].prompts == prompts
+    texts = {prompt: texts for prompt, texts in encoder.calls}
+    assert "where does the cat rest" in texts["q: "]
+    # A title stands before its text, as in mteb's own corpora.
+    assert f"Cats {ANIMALS[0]}" in texts["d: "]
+
+
+def test_prompts_are_looked_up_from_the_nearest_to_the_farthest(tmp_path: Path) -> None:
+    (task,) = read_task_folders(write_task(tmp_path / "mine", "retrieval"))
+    stored = {"query": "side", "Retrieval": "type", "Retrieval-query": "type-side"}
+    named = {"mine": "task", "mine-query": "task-side"}
+    assert resolve_prompts(task, {}, {}) == {"query": "", "document": ""}
+    assert resolve_prompts(task, {"query": "side"}, {}) == {"query": "side", "document": ""}
+    assert resolve_prompts(task, stored, {}) == {"query": "type-side", "document": "type"}
+    both = {"query": "task-side", "document": "task"}
+    assert resolve_prompts(task, stored | named, {}) == both
+    instructed = {"query": "told", "document": "told"}
+    assert resolve_prompts(task, stored | named, {"mine": "told"}) == instructed
+    write_task(tmp_path / "mine", "retrieval", prompts={"query": "own: "})
+    (task,) = read_task_folders(tmp_path / "mine")
+    own = {"query": "own: ", "document": ""}
+    assert resolve_prompts(task, stored, {"mine": "told"}) == own
+
+
+def test_prompts_of_the_benchmark_are_those_that_mteb_would_choose() -> None:
+    stored = {"STS12": "a", "STS": "b", "query": "c", "Reranking-document": "d", "NQ-query": "e"}
+    sts12, sts13, nq, reranking = select_tasks(tasks=["STS12", "STS13", "NQ", "SciDocsRR"])
+    assert resolve_prompts(sts12, stored, {}) == {"text": "a"}
+    assert resolve_prompts(sts13, stored, {}) == {"text": "b"}
+    assert resolve_prompts(nq, stored, {}) == {"query": "e", "document": ""}
+    assert resolve_prompts(reranking, stored, {}) == {"query": "c", "document": "d"}
+
+
+def test_no_task_at_all_is_refused(tmp_path: Path, minilm_model: SentenceTransformer) -> None:
+    with pytest.raises(UserError, match="no task to evaluate on"):
+        evaluate(Encoder(minilm_model, "m"), [], tmp_path)

@@ -1,0 +1,60 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from embedkit.evaluation.summary import Summary, TaskScore, as_text, comparison
+
+SCORES = {"STS12": ("STS", 0.5), "STS13": ("STS", 0.7), "NQ": ("Retrieval", 0.2)}
+TASKS = {"STS12": "STS", "NQ": "Retrieval", "STS13": "STS", "MSMARCO": "Retrieval"}
+
+
+def summary(**scores: float) -> Summary:
+    found = {
+        name: TaskScore(name, type_, "metric", scores.get(name, score), {}, 1.0, "r", ("test",))
+        for name, (type_, score) in SCORES.items()
+    }
+    return Summary("m", "i", "float32", TASKS, found, {"MSMARCO": "OSError: no"}, {"mteb": "2"})
+
+
+def test_means_are_over_the_tasks_that_have_a_score() -> None:
+    assert summary().type_means == pytest.approx({"Retrieval": 0.2, "STS": 0.6})
+    assert summary().mean_over_types == pytest.approx(0.4)
+    assert summary().mean_over_tasks == pytest.approx(1.4 / 3)
+
+
+def test_the_text_names_what_is_missing_and_why() -> None:
+    text = summary().text()
+    assert "3 of 4 tasks" in text
+    assert "missing: MSMARCO: OSError: no" in text
+    assert text.count("\n") > 7  # Seven types have a line, with a score or without.
+
+
+def test_a_summary_without_scores_has_no_means() -> None:
+    empty = replace(summary(), scores={})
+    assert empty.mean_over_types is None
+    assert empty.mean_over_tasks is None
+    assert "0 of 4 tasks" in empty.text()
+
+
+def test_a_summary_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    summary().write(tmp_path / "new" / "summary.json")
+    assert Summary.read(tmp_path / "new" / "summary.json") == summary()
+
+
+def test_a_comparison_shows_each_difference_and_both_means() -> None:
+    lines = as_text(comparison(summary(), summary(NQ=0.26))).splitlines()
+    cells = {line.split()[1]: line.split() for line in lines if line.startswith("│")}
+    assert cells["NQ"][5:] == ["20.00", "│", "26.00", "│", "+6.00", "│"]
+    assert cells["MSMARCO"].count("-") == 3
+    types, tasks = (line.split() for line in lines if "mean over" in line)
+    assert "+3.00" in types
+    assert "+2.00" in tasks
+
+
+def test_the_means_of_a_comparison_are_over_common_tasks() -> None:
+    before = summary()
+    after = replace(before, scores={"STS12": replace(before.scores["STS12"], score=0.6)})
+    text = as_text(comparison(before, after))
+    assert "mean over 1 tasks" in text
+    assert "50.00 │ 60.00" in text.splitlines()[-2]

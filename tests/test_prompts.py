@@ -1,0 +1,45 @@
+from pathlib import Path
+
+import pytest
+
+from embedkit.errors import UserError
+from embedkit.evaluation.selection import leaves, select_tasks
+from embedkit.prompts import as_prefix, instruction_prompts
+
+
+def test_an_instruction_loses_its_full_stop_and_gains_a_colon() -> None:
+    assert as_prefix("Retrieve similar text.") == "Retrieve similar text: "
+    assert as_prefix("Retrieve similar text") == "Retrieve similar text: "
+    assert as_prefix("") == ""
+
+
+def test_every_task_of_the_benchmark_has_an_instruction() -> None:
+    names = [leaf.metadata.name for task in select_tasks("MTEB(eng, v1)") for leaf in leaves(task)]
+    prompts = instruction_prompts(names)
+    assert len(names) == 67
+    assert list(prompts) == names
+    assert all(prompt.endswith(": ") and "<dataset>" not in prompt for prompt in prompts.values())
+    assert prompts["STS17"] == prompts["STS22"] == "Retrieve semantically similar text: "
+    assert prompts["MedrxivClusteringS2S"].startswith("Identify the main and secondary category of")
+    assert "Medrxiv papers" in prompts["MedrxivClusteringS2S"]
+    assert prompts["TwentyNewsgroupsClustering"].endswith("of the given news articles: ")
+    assert prompts["CQADupstackGisRetrieval"] == prompts["CQADupstackUnixRetrieval"]
+
+
+def test_a_task_that_is_not_listed_has_none() -> None:
+    assert instruction_prompts(["CmedqaRetrieval"]) == {}
+
+
+def test_a_table_sets_queries_and_documents_apart(tmp_path: Path) -> None:
+    registry = tmp_path / "instructions.toml"
+    registry.write_text('ArguAna = { query = "Refute the claim.", document = "" }\n')
+    expected = {"ArguAna-query": "Refute the claim: ", "ArguAna-document": ""}
+    assert instruction_prompts(["ArguAna"], registry) == expected
+
+
+@pytest.mark.parametrize("entry", ["7", '{ query = "a", passage = "b" }', '{ query = "a" }'])
+def test_what_is_no_instruction_is_refused(tmp_path: Path, entry: str) -> None:
+    registry = tmp_path / "instructions.toml"
+    registry.write_text(f"ArguAna = {entry}\n")
+    with pytest.raises(UserError, match=r"ArguAna: write one string, or a table of query and doc"):
+        instruction_prompts(["ArguAna"], registry)
