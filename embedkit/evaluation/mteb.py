@@ -6,17 +6,13 @@ is a hash of the model, the prompts and the data, and the results lie in the run
 
 import hashlib
 import json
-import logging
 import math
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import datasets
 import mteb
 import numpy as np
 from mteb.abstasks.abstask import AbsTask
@@ -29,9 +25,9 @@ from mteb.results import TaskResult
 from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 from mteb.types import PromptType
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
 from embedkit.errors import UserError
+from embedkit.evaluation.progress import progress_bar, quiet_libraries
 from embedkit.evaluation.selection import leaves
 from embedkit.evaluation.summary import Summary, TaskScore
 
@@ -82,10 +78,10 @@ def evaluate(
     """
     if not tasks:
         raise UserError("no task to evaluate on: name a benchmark, tasks or folders of tasks")
-    run = _Run(encoder, ResultCache(output), instructions or {})
+    run = _Run(encoder, encoder.identity, ResultCache(output), instructions or {})
     scores: dict[str, TaskScore] = {}
     failed: dict[str, str] = {}
-    with _quiet_libraries(), _progress(console, len(tasks)) as progress:
+    with quiet_libraries(), progress_bar(console, len(tasks)) as progress:
         for task in tasks:
             name = task.metadata.name
             progress.update(progress.task_ids[0], description=name)
@@ -99,7 +95,7 @@ def evaluate(
             progress.advance(progress.task_ids[0])
     types = {task.metadata.name: str(task.metadata.type) for task in tasks}
     versions = {name: _version(name) for name in ("embedkit-neobert", "mteb", "torch")}
-    summary = Summary(encoder.name, encoder.identity, dtype, types, scores, failed, versions)
+    summary = Summary(encoder.name, run.identity, dtype, types, scores, failed, versions)
     summary.write(output / "summary.json")
     return summary
 
@@ -134,6 +130,8 @@ class _HasPrompts(Protocol):
 @dataclass(frozen=True)
 class _Run:
     encoder: TextEncoder
+    identity: str
+    """Kept, because it is a hash over all weights."""
     cache: ResultCache
     instructions: Mapping[str, str]
 
@@ -141,7 +139,9 @@ class _Run:
         if isinstance(task, AbsTaskAggregate):
             return self._score_parts(task)
         prompts = resolve_prompts(task, self.encoder.prompts, self.instructions)
-        model = _MtebEncoder(self.encoder, task, prompts)
+        revision = _revision(self.identity, task, prompts)
+        model = _MtebEncoder(self.encoder, revision, prompts)
+        _drop_torn(self.cache.get_task_result_path(task.metadata.name, model.mteb_model_meta))
         # The bar would be mteb's; the batch size is only how many texts its loader hands over.
         found = mteb.evaluate(
             model,
@@ -188,12 +188,12 @@ class _Run:
 class _MtebEncoder:
     """A text encoder as mteb wants it, for one task."""
 
-    def __init__(self, encoder: TextEncoder, task: AbsTask, prompts: Mapping[str, str]) -> None:
+    def __init__(self, encoder: TextEncoder, revision: str, prompts: Mapping[str, str]) -> None:
         self._encoder, self._prompts = encoder, prompts
         self.mteb_model_meta = ModelMeta.create_empty(
             overwrites={
                 "name": f"embedkit/{encoder.name.replace('/', '_')}",
-                "revision": _revision(encoder.identity, task, prompts),
+                "revision": revision,
                 "similarity_fn_name": ScoringFunction.COSINE,
             }
         )
@@ -231,6 +231,16 @@ def _revision(identity: str, task: AbsTask, prompts: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
+def _drop_torn(path: Path) -> None:
+    """Remove a result that a kill has cut short, which mteb would stumble over each time."""
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    except ValueError:
+        path.unlink()
+
+
 def _task_score(task: AbsTask, result: TaskResult, prompts: Mapping[str, str]) -> TaskScore:
     score = float(result.get_score(splits=list(task.eval_splits)))
     if not math.isfinite(score):
@@ -250,36 +260,6 @@ def _task_score(task: AbsTask, result: TaskResult, prompts: Mapping[str, str]) -
 def _reason(error: Exception) -> str:
     first, *_ = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {first}"
-
-
-def _progress(console: Console | None, total: int) -> Progress:
-    progress = Progress(
-        SpinnerColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-        console=console or Console(stderr=True),
-        transient=True,
-    )
-    progress.add_task("", total=total)
-    return progress
-
-
-@contextmanager
-def _quiet_libraries() -> Iterator[None]:
-    """Silence mteb's remarks and the bars of its data sets while it runs."""
-    logger, shown = logging.getLogger("mteb"), datasets.is_progress_bar_enabled()
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    datasets.disable_progress_bars()
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="mteb")
-            yield
-    finally:
-        logger.setLevel(level)
-        if shown:
-            datasets.enable_progress_bars()
 
 
 def _version(distribution: str) -> str:

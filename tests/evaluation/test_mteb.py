@@ -144,6 +144,19 @@ def test_an_interruption_keeps_the_finished_tasks(
     assert {text for _, texts in encoder.calls for text in texts} <= set(MONEY)
 
 
+def test_a_result_that_was_cut_short_is_scored_anew(
+    tmp_path: Path, minilm_model: SentenceTransformer
+) -> None:
+    encoder = Encoder(minilm_model, "m")
+    tasks = read_task_folders(write_task(tmp_path / "mine", "sts"))
+    whole = evaluate(encoder, tasks, tmp_path / "out")
+    (kept,) = (tmp_path / "out").rglob("mine.json")
+    kept.write_text(kept.read_text()[:100])
+    again = evaluate(encoder, tasks, tmp_path / "out")
+    assert again.scores["mine"].score == whole.scores["mine"].score
+    assert len(encoder.calls) == 4
+
+
 def test_an_aggregate_is_scored_once_its_failing_part_is_mended(
     tmp_path: Path, minilm_model: SentenceTransformer
 ) -> None:

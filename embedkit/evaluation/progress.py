@@ -1,0 +1,41 @@
+"""What an evaluation shows while it runs: its own bar, and not those of the libraries below."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import datasets
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+
+def progress_bar(console: Console | None, total: int) -> Progress:
+    """A bar with one task, of ``total`` steps, on standard error by default."""
+    bar = Progress(
+        SpinnerColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=console or Console(stderr=True),
+        transient=True,
+    )
+    bar.add_task("", total=total)
+    return bar
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Silence mteb's remarks and the bars of its data sets while it runs."""
+    logger, shown = logging.getLogger("mteb"), datasets.is_progress_bar_enabled()
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    datasets.disable_progress_bars()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="mteb")
+            yield
+    finally:
+        logger.setLevel(level)
+        if shown:
+            datasets.enable_progress_bars()
