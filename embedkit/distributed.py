@@ -1,29 +1,38 @@
 """Ranks: who I am, what the others hold. The only user of ``torch.distributed``."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from embedkit.errors import UserError
+
+ResultT = TypeVar("ResultT")
+
 _BUCKET_ELEMENTS = 16 * 2**20
 """Gradients averaged in one collective: 64 MiB of fp32."""
 
 
-def start(device: torch.device) -> None:
-    """Join the group that torchrun describes; does nothing in a single process."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        # Rank 0 may evaluate for a long time while the others wait at the next collective.
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(hours=6))
+@contextmanager
+def group(device: torch.device) -> Iterator[None]:
+    """Join the group that torchrun describes, and leave it at the end.
 
-
-def stop() -> None:
-    """Leave the group."""
-    if dist.is_initialized():
+    Does nothing in a single process, or where the caller has joined a group already.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+        yield
+        return
+    # Rank 0 may evaluate for a long time while the others wait at the next collective.
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(hours=6))
+    try:
+        yield
+    finally:
         dist.destroy_process_group()
 
 
@@ -59,13 +68,21 @@ def barrier() -> None:
         dist.barrier()
 
 
-def broadcast_object(value: Any) -> Any:
-    """Rank 0's ``value``, on every rank."""
+def on_main(work: Callable[[], ResultT]) -> ResultT:
+    """What ``work`` gives on rank 0, on every rank; a mistake found there is raised on all."""
     if world_size() == 1:
-        return value
-    box = [value]
+        return work()
+    box: list[Any] = [None]
+    if is_main():
+        try:
+            box = [work()]
+        except UserError as error:
+            box = [error]
     dist.broadcast_object_list(box, src=0)
-    return box[0]
+    if isinstance(box[0], UserError):
+        raise box[0]
+    result: ResultT = box[0]
+    return result
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:

@@ -1,5 +1,6 @@
 """The recipe of a run: one typed, frozen, closed value, read from TOML."""
 
+import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -232,6 +233,21 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
             raise UserError(f"--set {override}: write KEY=VALUE, e.g. optim.lr=3e-5")
         _assign(tables, key.strip(), _parse(value.strip()))
     return validated(Recipe, tables, str(path))
+
+
+def differences(then: Any, now: Any, key: str = "") -> list[str]:
+    """``key: then -> now`` for every leaf of two nested tables that differs."""
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        keys = dict.fromkeys([*then, *now])
+        dotted = {name: f"{key}.{name}" if key else str(name) for name in keys}
+        nested = [differences(then.get(k), now.get(k), dotted[k]) for k in keys]
+        return [line for lines in nested for line in lines]
+    return [] if then == now else [f"{key}: {_short(then)} -> {_short(now)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _mistake(error: Mapping[str, Any]) -> str:

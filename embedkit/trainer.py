@@ -62,8 +62,7 @@ class Trainer(Generic[BatchT]):
         model: on its device, in fp32.
         objective: what turns a batch into gradients.
         batches: batch numbers to batches, in order; a step takes ``accumulation`` of them.
-        recipe: seed, optimizer, and how often to log and save.
-        steps: of the whole run.
+        recipe: seed, steps, optimizer, and how often to log and save.
         folder: of the run; ``checkpoints/`` and ``metrics.jsonl`` are written there.
         facts: stored in every checkpoint.
         metrics: where the numbers of each step go.
@@ -77,14 +76,14 @@ class Trainer(Generic[BatchT]):
         batches: Callable[[range], Iterator[BatchT]],
         *,
         recipe: Recipe,
-        steps: int,
         folder: Path,
         facts: Mapping[str, Any],
         metrics: Metrics,
         after_step: Callable[[int], None],
     ) -> None:
         self._model, self._objective, self._batches = model, objective, batches
-        self._recipe, self._steps, self._facts = recipe, steps, facts
+        assert recipe.steps is not None, "epochs are resolved before a run starts"
+        self._recipe, self._steps, self._facts = recipe, recipe.steps, facts
         self._metrics, self._after_step = metrics, after_step
         self._checkpoints = folder / "checkpoints"
         self._optimizer = build_optimizer(model, recipe.optim)

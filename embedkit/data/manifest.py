@@ -210,4 +210,8 @@ def load_manifest(name: str) -> Manifest:
 def shipped_manifests() -> list[str]:
     """The names of all manifests that come with embedkit."""
     folder = shipped(FOLDER)
-    return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.toml"))
+    return sorted(
+        str(path.relative_to(folder).with_suffix(""))
+        for path in folder.rglob("*.toml")
+        if "source" in read_toml(path)
+    )

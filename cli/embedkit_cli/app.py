@@ -1,0 +1,122 @@
+"""The ``embedkit`` command: parses words, calls ``embedkit.runs``, decides nothing itself."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from embedkit.errors import UserError
+from embedkit_cli import data
+from embedkit_cli.evaluate import eval_mteb
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="From raw text to a measured embedding model.",
+)
+app.add_typer(data.app, name="data")
+app.command("eval-mteb")(eval_mteb)
+
+RecipeName = Annotated[
+    str, typer.Option("--recipe", help="A name under recipes/, without .toml, or a path.")
+]
+Output = Annotated[Path | None, typer.Option("--output", help="Default: runs/<recipe>.")]
+Overrides = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one value, e.g. optim.lr=3e-5."),
+]
+
+
+@app.command()
+def finetune(
+    recipe: RecipeName,
+    output: Output = None,
+    overrides: Overrides = [],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the newest checkpoint in the output.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in the output.")
+    ] = False,
+    allow_world_size_change: Annotated[
+        bool,
+        typer.Option("--allow-world-size-change", help="Resume on another number of ranks."),
+    ] = False,
+) -> None:
+    """Fine-tune an embedding model. Under torchrun, on every rank it starts."""
+    from embedkit import runs
+    from embedkit.recipe import load_recipe
+    from embedkit.trainer import Interrupted
+
+    path = output or Path("runs") / recipe.removesuffix(".toml")
+    try:
+        runs.finetune(
+            load_recipe(recipe, overrides),
+            path,
+            resume=resume,
+            overwrite=overwrite,
+            allow_world_size_change=allow_world_size_change,
+        )
+    except Interrupted as stopped:
+        if _is_main():
+            typer.echo(f"{stopped}; continue with: {_resume_command()}")
+
+
+@app.command()
+def show(
+    recipes: Annotated[list[str], typer.Argument(help="Names or paths; two are compared.")],
+    overrides: Overrides = [],
+) -> None:
+    """Print a recipe with every default filled in, or what differs between two."""
+    import tomli_w
+
+    from embedkit.recipe import differences, load_recipe
+
+    tables = [
+        load_recipe(name, overrides).model_dump(mode="json", exclude_none=True) for name in recipes
+    ]
+    if len(tables) == 1:
+        typer.echo(tomli_w.dumps(tables[0]), nl=False)
+        return
+    if len(tables) > 2:
+        raise UserError(f"show takes one recipe, or two to compare, not {len(tables)}")
+    for line in differences(*tables):
+        typer.echo(line)
+
+
+@app.command()
+def batch(
+    recipe: RecipeName,
+    step: Annotated[int, typer.Option("--step", help="From 0.", min=0)],
+    overrides: Overrides = [],
+) -> None:
+    """Print the texts of one step with their prompts, as the model will see them."""
+    from embedkit.inspection import texts_of_step
+    from embedkit.recipe import load_recipe
+
+    for line in texts_of_step(load_recipe(recipe, overrides), step):
+        typer.echo(line)
+
+
+def main() -> None:
+    """Run the command; a user's mistake is one line and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        if _is_main():
+            sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        sys.exit(2)
+
+
+def _is_main() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _resume_command() -> str:
+    import shlex
+
+    words = [word for word in sys.argv[1:] if word not in {"--resume", "--overwrite"}]
+    return shlex.join(["embedkit", *words, "--resume"])

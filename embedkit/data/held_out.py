@@ -1,0 +1,209 @@
+"""Task folders from the concepts that manifests hold out, free of every training text."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from embedkit.data.concepts import place
+from embedkit.data.leaks import fold, leaked
+from embedkit.data.manifest import HeldOutTask, Manifest
+from embedkit.data.records import Records, open_manifest
+from embedkit.errors import DataError
+
+MAX_QUERIES = 500
+
+_ORDER = b"embedkit: order of texts"
+_TRAIN_OR_TEST = b"embedkit: train or test"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    query: str
+    positive: str
+    negatives: list[str]
+    concept: str
+    topic: str
+
+
+def write_tasks(
+    manifests: Sequence[Manifest],
+    output: Path,
+    max_documents: int | None = None,
+    *,
+    also_trained_on: Sequence[Records] = (),
+) -> list[Path]:
+    """Write the held-out tasks of a mixture, as folders under ``output``; return these.
+
+    The same mixture gives the same bytes. A text of four or more words that stands anywhere in the
+    training rows of the mixture, which are those of all ``manifests`` and of ``also_trained_on``,
+    is in no task. Corpora are cut to ``max_documents``, queries to ``MAX_QUERIES``.
+
+    Raises:
+        DataError: ``output`` holds something other than task folders, or a task would be empty.
+    """
+    _refuse_foreign(output)
+    rows = {each.name: _held_out_rows(each) for each in manifests if each.held_out}
+    if not rows:
+        raise DataError("no source of the mixture holds anything out: nothing to write")
+    training = [*map(open_manifest, manifests), *also_trained_on]
+    bad = leaked(
+        (
+            text
+            for row in chain(*rows.values())
+            for text in (row.query, row.positive, *row.negatives)
+        ),
+        (text for records in training for text in records.texts()),
+    )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}-"))
+    try:
+        names = [
+            _write_task(aside, task, manifest, rows[manifest.name], bad, max_documents)
+            for manifest in manifests
+            for task in (manifest.held_out.tasks if manifest.held_out else ())
+        ]
+        aside.chmod(0o755)
+        _replace(aside, output)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return [output / name for name in names]
+
+
+def _held_out_rows(manifest: Manifest) -> list[_Row]:
+    table = open_manifest(manifest, "held_out").table
+    columns = ("query", "positive", "negatives", "concept", "topic")
+    return [_Row(*values) for values in table.scan(columns)]
+
+
+def _write_task(
+    output: Path,
+    task: HeldOutTask,
+    manifest: Manifest,
+    rows: list[_Row],
+    bad: set[str],
+    max_documents: int | None,
+) -> str:
+    folder = output / task.name
+    if folder.exists():
+        raise DataError(f"{manifest.name}: another manifest has a task {task.name}: rename one")
+    folder.mkdir()
+    make = _retrieval if task.type == "retrieval" else _classification
+    files = make(rows, bad, max_documents)
+    if not all(files.values()):
+        raise DataError(
+            f"{manifest.name}: no text is left for the held-out task {task.name}: raise "
+            "held_out.share, or drop the task"
+        )
+    header: dict[str, Any] = {"type": task.type, "license": manifest.license}
+    if task.type == "retrieval" and any(prompts := manifest.prompts.model_dump()):
+        header["prompts"] = prompts
+    for name, lines in files.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (folder / "task.json").write_text(json.dumps(header, ensure_ascii=False, indent=1) + "\n")
+    return task.name
+
+
+def _retrieval(rows: list[_Row], bad: set[str], max_documents: int | None) -> dict[str, list[str]]:
+    relevant: dict[str, set[str]] = {}
+    for row in rows:
+        if row.query not in bad and row.positive not in bad:
+            relevant.setdefault(row.query, set()).add(row.positive)
+    everything = {row.positive for row in rows}.union(*(row.negatives for row in rows)) - bad
+    folded = set(map(fold, everything))
+    # A query that is a document of the corpus, word for word, would find itself.
+    candidates = [query for query in _drawn(relevant) if fold(query) not in folded]
+    queries, documents = _choose(candidates, relevant, max_documents)
+    room = None if max_documents is None else max_documents - len(documents)
+    documents |= set(_drawn(everything - documents)[:room])
+    qrels = [
+        f"{_id(query)}\t{_id(document)}\t1"
+        for query in queries
+        for document in _drawn(relevant[query])
+    ]
+    return {
+        "corpus.jsonl": [
+            _line({"_id": _id(text), "title": "", "text": text}) for text in _drawn(documents)
+        ],
+        "queries.jsonl": [_line({"_id": _id(text), "text": text}) for text in queries],
+        "qrels.tsv": ["query-id\tcorpus-id\tscore", *qrels] if qrels else [],
+    }
+
+
+def _choose(
+    candidates: list[str], relevant: dict[str, set[str]], max_documents: int | None
+) -> tuple[list[str], set[str]]:
+    """The first queries whose documents all fit the corpus, and these documents."""
+    queries: list[str] = []
+    documents: set[str] = set()
+    for query in candidates:
+        needed = documents | relevant[query]
+        if max_documents is not None and len(needed) > max_documents:
+            continue
+        queries.append(query)
+        documents = needed
+        if len(queries) == MAX_QUERIES:
+            break
+    return queries, documents
+
+
+def _classification(
+    rows: list[_Row], bad: set[str], max_documents: int | None
+) -> dict[str, list[str]]:
+    topics: dict[str, set[str]] = {}
+    sides: dict[str, set[bool]] = {}
+    texts: dict[str, str] = {}
+    for row in rows:
+        for text in (row.query, row.positive):
+            if row.topic and text not in bad:
+                texts.setdefault(fold(text), text)
+                topics.setdefault(fold(text), set()).add(row.topic)
+                sides.setdefault(fold(text), set()).add(place(row.concept, _TRAIN_OR_TEST) < 0.5)
+    # What two topics or two sides share can be told neither way.
+    clear = [key for key in texts if len(topics[key]) == 1 and len(sides[key]) == 1]
+    chosen = _drawn(clear)[:max_documents]
+    split: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
+    for key in chosen:
+        split[min(sides[key])].append((texts[key], min(topics[key])))
+    common = {topic for _, topic in split[True]} & {topic for _, topic in split[False]}
+    return {
+        name: [_line({"text": text, "label": topic}) for text, topic in pairs if topic in common]
+        for name, pairs in (("train.jsonl", split[True]), ("test.jsonl", split[False]))
+    }
+
+
+def _drawn(texts: Iterable[str]) -> list[str]:
+    """The texts in an order that looks random and depends on nothing but them."""
+    return sorted(texts, key=lambda text: (place(text, _ORDER), text))
+
+
+def _id(text: str) -> str:
+    return f"{int(place(text, _ORDER) * 2**48):012x}"
+
+
+def _line(value: dict[str, str]) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _refuse_foreign(output: Path) -> None:
+    if not output.exists():
+        return
+    foreign = [path for path in output.iterdir() if not (path / "task.json").is_file()]
+    if foreign:
+        raise DataError(
+            f"{output} holds {foreign[0].name}, which is no task folder: choose another folder"
+        )
+
+
+def _replace(new: Path, output: Path) -> None:
+    if not output.exists():
+        new.rename(output)
+        return
+    old = new.with_name(f"{new.name}-old")
+    output.rename(old)
+    new.rename(output)
+    shutil.rmtree(old)

@@ -1,0 +1,41 @@
+"""Finds which evaluation texts also stand in training texts."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
+
+_MIN_WORDS = 4
+"""Shorter texts are phrases of the language, which training may well contain."""
+
+
+def fold(text: str) -> str:
+    """The text without differences of case and of white space."""
+    return " ".join(text.casefold().split())
+
+
+def leaked(evaluated: Iterable[str], training: Iterable[str]) -> set[str]:
+    """Those of ``evaluated`` that are a training text or a piece of one, when both are folded.
+
+    Texts of fewer than four words are never reported.
+    """
+    # A piece may begin and end inside a word, but its inner words stand whole in the training text:
+    # two of them lead to the few texts that are worth comparing.
+    by_anchor: defaultdict[tuple[str, str], dict[str, list[str]]] = defaultdict(dict)
+    for text in set(evaluated):
+        folded = fold(text)
+        if len(words := folded.split()) >= _MIN_WORDS:
+            by_anchor[_anchor(words)].setdefault(folded, []).append(text)
+    found: set[str] = set()
+    for text in map(fold, training):
+        words = text.split()
+        for anchor in set(pairwise(words)) & by_anchor.keys():
+            hits = [folded for folded in by_anchor[anchor] if folded in text]
+            for hit in hits:
+                found.update(by_anchor[anchor].pop(hit))
+    return found
+
+
+def _anchor(words: list[str]) -> tuple[str, str]:
+    """The longest two neighbours among the inner words, since those are the rarest."""
+    inner = words[1:-1]
+    return max(pairwise(inner), key=lambda pair: len(pair[0]) + len(pair[1]))

@@ -1,0 +1,88 @@
+"""Evaluation in the course of a run: before the first step, on the way, after the last."""
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from pathlib import Path
+
+from mteb.abstasks.abstask import AbsTask
+
+from embedkit import distributed
+from embedkit.data.held_out import write_tasks
+from embedkit.data.manifest import Manifest, load_manifest
+from embedkit.errors import UserError
+from embedkit.evaluation.mteb import evaluate
+from embedkit.evaluation.selection import select_tasks
+from embedkit.evaluation.summary import Summary
+from embedkit.models.embedder import Embedder
+from embedkit.prompts import instruction_prompts
+from embedkit.recipe import Evaluation, Recipe, expand
+from embedkit.run_folder import RunFolder
+
+
+class Measuring:
+    """Scores a model that is being trained, on rank 0, into ``eval/`` of the run's folder."""
+
+    def __init__(
+        self,
+        wanted: Evaluation,
+        folder: RunFolder,
+        embedder: Embedder,
+        manifests: Sequence[Manifest],
+    ) -> None:
+        self._wanted, self._folder = wanted, folder
+        self._embedder, self._manifests = embedder, manifests
+
+    def before(self, start: int) -> None:
+        """Score the backbone, unless training has begun."""
+        if self._wanted.before and start == 0:
+            self._score_on_main("before")
+
+    def after_step(self, done: int) -> None:
+        """Score on the way, if ``done`` steps are a time for it."""
+        if self._wanted.every and done % self._wanted.every == 0:
+            self._score_on_main(f"step-{done:06d}")
+
+    def after(self) -> tuple[Summary | None, Summary | None]:
+        """Score the trained model: the backbone's summary, where there is one, and the model's."""
+        if not self._wanted.wanted:
+            return None, None
+        stored = self._folder.evaluation / "before" / "summary.json"
+        before = Summary.read(stored) if stored.is_file() else None
+        return before, self._score("after")
+
+    def _score_on_main(self, name: str) -> None:
+        if self._wanted.wanted:
+            distributed.on_main(partial(self._score, name))
+
+    def _score(self, name: str) -> Summary:
+        return evaluate(
+            self._embedder,
+            self._tasks,
+            self._folder.evaluation / name,
+            instructions=instruction_prompts(task.metadata.name for task in self._tasks),
+            dtype=str(self._embedder.autocast or "float32").removeprefix("torch."),
+        )
+
+    @cached_property
+    def _tasks(self) -> list[AbsTask]:
+        return _tasks(self._wanted, self._manifests, self._folder.evaluation / "tasks")
+
+
+def tasks_of(recipe: Recipe, folder: Path) -> list[AbsTask]:
+    """What a recipe evaluates on; the held-out tasks are written to ``folder``.
+
+    Raises:
+        UserError: the recipe evaluates on nothing.
+    """
+    if not recipe.evaluation.wanted:
+        raise UserError("the recipe has nothing under [evaluation]: set held_out or tasks")
+    manifests = [load_manifest(mix.manifest) for mix in recipe.data.mix]
+    return _tasks(recipe.evaluation, manifests, folder)
+
+
+def _tasks(wanted: Evaluation, manifests: Sequence[Manifest], folder: Path) -> list[AbsTask]:
+    folders = [Path(expand(each)) for each in wanted.task_dirs]
+    if wanted.held_out:
+        write_tasks(manifests, folder, wanted.max_documents)
+        folders.append(folder)
+    return select_tasks(None, wanted.tasks, folders)

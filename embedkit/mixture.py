@@ -1,0 +1,92 @@
+"""A recipe's mixture, opened: records, weights, and the schedule over them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from embedkit.data.manifest import Manifest, load_manifest
+from embedkit.data.records import Records, open_manifest
+from embedkit.data.schedule import Schedule, Source, alpha_weights, steps_in
+from embedkit.errors import UserError
+from embedkit.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The sources of a run, in the order of the recipe."""
+
+    records: tuple[Records, ...]
+    sources: tuple[Source, ...]
+    weights: tuple[float, ...]
+    manifests: tuple[Manifest, ...]
+    """Of the sources that come from one."""
+
+    @property
+    def shares(self) -> list[float]:
+        """The share of the steps that each source may expect."""
+        return [weight / sum(self.weights) for weight in self.weights]
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        return {each.name: each.fingerprint for each in self.records}
+
+
+def open_mixture(recipe: Recipe, given: Mapping[str, Records] | None = None) -> Mixture:
+    """Open every source of the recipe; a key of ``given`` stands in for a manifest of that name.
+
+    Raises:
+        DataError: a source cannot be read.
+        UserError: ``given`` has a source that the recipe does not mention.
+    """
+    given = given or {}
+    names = [mix.manifest for mix in recipe.data.mix]
+    if unknown := sorted(set(given) - set(names)):
+        raise UserError(
+            f"sources: {', '.join(unknown)} is not in the recipe's data.mix, which has "
+            f"{', '.join(names)}"
+        )
+    manifests = {name: load_manifest(name) for name in names if name not in given}
+    records = tuple(
+        given[name] if name in given else open_manifest(manifests[name]) for name in names
+    )
+    sources = tuple(
+        Source(each.name, len(each), each.batch_size or recipe.data.batch_size) for each in records
+    )
+    explicit = [mix.weight for mix in recipe.data.mix if mix.weight is not None]
+    weights = explicit or alpha_weights(sources, recipe.data.alpha)
+    return Mixture(records, sources, tuple(weights), tuple(manifests.values()))
+
+
+def stored_prompts(records: Sequence[Records]) -> dict[str, str]:
+    """The prompts of training as a model stores them, under sentence-transformers' names.
+
+    ``query`` and ``document`` where all sources agree, and ``<source>-query``,
+    ``<source>-document`` where they do not.
+    """
+    prompts: dict[str, str] = {}
+    for side in ("query", "document"):
+        by_source = {each.name: str(getattr(each.prompts, side)) for each in records}
+        if len(set(by_source.values())) == 1:
+            prompts[side] = next(iter(by_source.values()))
+        else:
+            prompts |= {f"{name}-{side}": prompt for name, prompt in by_source.items()}
+    return prompts
+
+
+def build_schedule(mixture: Mixture, recipe: Recipe) -> Schedule:
+    """The schedule of a recipe whose ``steps`` are resolved."""
+    assert recipe.steps is not None
+    return Schedule(
+        mixture.sources,
+        mixture.weights,
+        steps=recipe.steps,
+        batches_per_step=recipe.optim.accumulation,
+        seed=recipe.seed,
+    )
+
+
+def resolve_steps(recipe: Recipe, mixture: Mixture) -> Recipe:
+    """Turn ``epochs`` into ``steps``."""
+    if recipe.epochs is None:
+        return recipe
+    steps = steps_in(recipe.epochs, mixture.sources, recipe.optim.accumulation)
+    return recipe.model_copy(update={"steps": steps, "epochs": None})

@@ -1,0 +1,41 @@
+"""Which precision the device has, and what ``auto`` therefore means."""
+
+import torch
+
+from embedkit.errors import UserError
+from embedkit.recipe import Recipe
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether ``device`` multiplies bf16 matrices in hardware."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    # torch has no public name for these two; other CPUs emulate bf16, slower than fp32.
+    probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return any(getattr(torch.cpu, probe, bool)() for probe in probes)
+
+
+def resolve(recipe: Recipe, device: torch.device) -> tuple[Recipe, str]:
+    """Settle ``precision = "auto"`` for ``device``; also a line that says what was taken."""
+    if recipe.precision != "auto":
+        return recipe, recipe.precision
+    native = has_bf16(device)
+    name = "GPU" if device.type == "cuda" else "CPU"
+    steps = recipe.steps if native or recipe.fp32_steps is None else recipe.fp32_steps
+    resolved = recipe.model_copy(
+        update={"precision": "bf16" if native else "fp32", "steps": steps, "fp32_steps": None}
+    )
+    if native:
+        return resolved, "bf16"
+    fewer = f"; {steps} steps instead of {recipe.steps}" if steps != recipe.steps else ""
+    return resolved, f"fp32 (this {name} has no native bf16{fewer})"
+
+
+def autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:
+    """The autocast type for ``auto``, ``bf16``, ``fp16`` or ``fp32``; ``None`` is no autocast."""
+    if name == "auto":
+        name = "bf16" if has_bf16(device) else "fp32"
+    types = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
+    if name not in types:
+        raise UserError(f"dtype {name}: choose auto, bf16, fp16 or fp32")
+    return types[name]

@@ -1,0 +1,107 @@
+"""What a run says of itself: the overview on screen and the model card of the export."""
+
+import json
+
+from rich.table import Table
+
+from embedkit.data.schedule import Schedule
+from embedkit.evaluation.summary import Summary, as_text, comparison
+from embedkit.mixture import Mixture
+from embedkit.models.embedder import Embedder
+from embedkit.recipe import Recipe
+
+_CARD = """\
+---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+base_model: {base}
+tags:
+- sentence-transformers
+- embedkit
+---
+
+# {title}
+
+An embedding model of {width} dimensions: `{base}`, fine-tuned for {steps} steps with embedkit.
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("path/to/this/folder")
+queries = model.encode_query(["a query"])
+documents = model.encode_document(["a document", "another one"])
+print(model.similarity(queries, documents))
+```
+
+Vectors are the {pooling} of the last hidden states, scaled to unit length. Texts are cut at
+{max_tokens} tokens. Prompts: {prompts}.
+
+## Data
+
+{data}
+
+## Recipe
+
+```json
+{recipe}
+```
+{scores}"""
+
+
+def overview(
+    recipe: Recipe, mixture: Mixture, schedule: Schedule, embedder: Embedder, precision: str
+) -> Table:
+    """What is about to be trained on what, and how often each source will be read."""
+    parameters = sum(each.numel() for each in embedder.parameters())
+    title = (
+        f"{embedder.name}, {parameters / 1e6:.1f} M parameters, {embedder.device}, {precision}; "
+        f"{recipe.steps} steps"
+    )
+    table = Table(title=title)
+    for column in ("source", "task", "licence"):
+        table.add_column(column)
+    for column in ("rows", "batch", "share", "passes"):
+        table.add_column(column, justify="right")
+    rows = zip(mixture.records, mixture.sources, mixture.shares, schedule.passes(), strict=True)
+    for records, source, share, passes in rows:
+        table.add_row(
+            records.name,
+            records.task,
+            records.license,
+            f"{len(records):,}",
+            str(source.batch_size),
+            f"{share:.1%}",
+            f"{passes:.2f}",
+        )
+    return table
+
+
+def model_card(
+    embedder: Embedder,
+    recipe: Recipe,
+    mixture: Mixture,
+    before: Summary | None,
+    after: Summary | None,
+) -> str:
+    """Markdown with the front matter that the Hugging Face hub reads."""
+    rows = [
+        f"| {records.name} | {len(records):,} | {share:.1%} | {records.license or 'not stated'} |"
+        for records, share in zip(mixture.records, mixture.shares, strict=True)
+    ]
+    data = ["| source | rows | share of steps | licence |", "|---|---:|---:|---|", *rows]
+    scores = ""
+    if after is not None:
+        table = comparison(before, after) if before else after.table()
+        scores = f"\n## Scores\n\n```\n{as_text(table).rstrip()}\n```\n"
+    return _CARD.format(
+        base=recipe.model,
+        title=embedder.name,
+        width=embedder.backbone.width,
+        steps=recipe.steps,
+        pooling={"mean": "mean", "cls": "first"}[embedder.pooling],
+        max_tokens=embedder.max_tokens,
+        prompts=", ".join(f"{k} `{v}`" for k, v in embedder.prompts.items() if v) or "none",
+        data="\n".join(data),
+        recipe=json.dumps(recipe.model_dump(mode="json", exclude_none=True), indent=2),
+        scores=scores,
+    )
