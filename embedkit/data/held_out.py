@@ -5,13 +5,12 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from embedkit.data.concepts import place
 from embedkit.data.leaks import fold, leaked
-from embedkit.data.manifest import HeldOutTask, Manifest
+from embedkit.data.manifest import HeldOutTask, Manifest, Prompts
 from embedkit.data.records import Records, open_manifest
 from embedkit.errors import DataError
 
@@ -27,7 +26,10 @@ class _Row:
     positive: str
     negatives: list[str]
     concept: str
-    topic: str
+    topic: str | None
+
+    def texts(self) -> tuple[str, ...]:
+        return (self.query, self.positive, *self.negatives)
 
 
 def write_tasks(
@@ -47,24 +49,20 @@ def write_tasks(
         DataError: ``output`` holds something other than task folders, or a task would be empty.
     """
     _refuse_foreign(output)
-    rows = {each.name: _held_out_rows(each) for each in manifests if each.held_out}
-    if not rows:
+    kept_out = [(each, _held_out_rows(each)) for each in manifests if each.held_out]
+    if not kept_out:
         raise DataError("no source of the mixture holds anything out: nothing to write")
     training = [*map(open_manifest, manifests), *also_trained_on]
     bad = leaked(
-        (
-            text
-            for row in chain(*rows.values())
-            for text in (row.query, row.positive, *row.negatives)
-        ),
+        (text for _, rows in kept_out for row in rows for text in row.texts()),
         (text for records in training for text in records.texts()),
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}-"))
     try:
         names = [
-            _write_task(aside, task, manifest, rows[manifest.name], bad, max_documents)
-            for manifest in manifests
+            _write_task(aside, task, manifest, rows, bad, max_documents)
+            for manifest, rows in kept_out
             for task in (manifest.held_out.tasks if manifest.held_out else ())
         ]
         aside.chmod(0o755)
@@ -100,8 +98,8 @@ def _write_task(
             "held_out.share, or drop the task"
         )
     header: dict[str, Any] = {"type": task.type, "license": manifest.license}
-    if task.type == "retrieval" and any(prompts := manifest.prompts.model_dump()):
-        header["prompts"] = prompts
+    if task.type == "retrieval" and manifest.prompts != Prompts():
+        header["prompts"] = manifest.prompts.model_dump()
     for name, lines in files.items():
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     (folder / "task.json").write_text(json.dumps(header, ensure_ascii=False, indent=1) + "\n")
