@@ -42,7 +42,7 @@ def eval_mteb(
     task_dir: TaskDirs = [],
     recipe: RecipeName = None,
     dtype: Precision = "auto",
-    instructions: Instructions = False,
+    instructions: Instructions = True,
     more: More = [],
 ) -> None:
     """Evaluate a model; a second run scores only what is missing.
@@ -64,13 +64,15 @@ def eval_mteb(
         raise UserError(f"give exactly one of {', '.join(selectors)} (got {len(given)})")
     if dtype not in ("auto", "bf16", "fp16", "fp32"):
         raise UserError(f"--dtype {dtype}: must be auto, bf16, fp16 or fp32")
+    for folder in task_dir:
+        if not folder.is_dir():
+            raise UserError(f"--task-dir {folder}: no such folder")
     from embedkit import runs
 
     summary = runs.evaluate(
         model,
+        tasks=[*tasks, *more, *task_dir],
         benchmark=benchmark,
-        tasks=[*tasks, *more],
-        task_dirs=task_dir,
         recipe=recipe,
         output=output,
         dtype=dtype,

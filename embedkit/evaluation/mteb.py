@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -78,7 +78,7 @@ def evaluate(
     """
     if not tasks:
         raise UserError("no task to evaluate on: name a benchmark, tasks or folders of tasks")
-    run = _Run(encoder, encoder.identity, ResultCache(output), instructions or {})
+    run = _Run(encoder, encoder.identity, ResultCache(output), dict(instructions or {}))
     scores: dict[str, TaskScore] = {}
     failed: dict[str, str] = {}
     with quiet_libraries(), progress_bar(console, len(tasks)) as progress:
@@ -133,7 +133,7 @@ class _Run:
     identity: str
     """Kept, because it is a hash over all weights."""
     cache: ResultCache
-    instructions: Mapping[str, str]
+    instructions: dict[str, str]
 
     def score(self, task: AbsTask) -> TaskScore:
         if isinstance(task, AbsTaskAggregate):
@@ -165,8 +165,10 @@ class _Run:
         parts: list[TaskScore] = []
         failed: list[str] = []
         for part in leaves(task):
+            # What is asked of the whole is asked of each part that has no instruction of its own.
+            given = _renamed(self.instructions, task.metadata.name, part.metadata.name)
             try:
-                parts.append(self.score(part))
+                parts.append(replace(self, instructions=given | self.instructions).score(part))
             except Exception as error:
                 failed.append(f"{part.metadata.name}: {_reason(error)}")
         if failed:
@@ -229,6 +231,12 @@ def _revision(identity: str, task: AbsTask, prompts: Mapping[str, str]) -> str:
     """
     inputs = [identity, dict(prompts), task.metadata.revision, task.eval_splits, task.hf_subsets]
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def _renamed(prompts: Mapping[str, str], old: str, new: str) -> dict[str, str]:
+    """The prompts of the task ``old``, as those of ``new``."""
+    endings = ("", "-query", "-document")
+    return {new + end: prompts[old + end] for end in endings if old + end in prompts}
 
 
 def _drop_torn(path: Path) -> None:

@@ -172,6 +172,17 @@ def test_an_aggregate_is_scored_once_its_failing_part_is_mended(
     assert mended.score == pytest.approx(sum(mended.parts.values()) / 2)
 
 
+def test_the_parts_of_an_aggregate_have_its_instruction_or_their_own(
+    tmp_path: Path, minilm_model: SentenceTransformer
+) -> None:
+    parts = two_tasks(tmp_path / "tasks")
+    instructions = {"Both": "both: ", "money": "money: "}
+    summary = evaluate(
+        Encoder(minilm_model, "m"), [aggregate(parts)], tmp_path / "out", instructions=instructions
+    )
+    assert summary.scores["Both"].prompts == {"animals-text": "both: ", "money-text": "money: "}
+
+
 def test_equal_texts_are_encoded_once(tmp_path: Path, minilm_model: SentenceTransformer) -> None:
     encoder = Encoder(minilm_model, "m")
     (task,) = read_task_folders(write_task(tmp_path / "mine", "reranking"))
