@@ -52,7 +52,7 @@ def test_help_shows_every_choice() -> None:
         assert option in text
 
 
-@pytest.mark.parametrize("sound", [True, False])
+@pytest.mark.parametrize("sound", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_failed_task_is_exit_code_1(tmp_path: Path, sound: bool) -> None:
     choice = ["--task-dir", str(write_task(tmp_path / "mine", "sts"))]
     # Without a hub, the data of mteb's own tasks is out of reach.
