@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from embedkit.tokens import TokenBatch
 
-_CHUNK_COST = {"cpu": 48, "cuda": 512}
+_CHUNK_COST = {"cpu": 128, "cuda": 512}
 """What one more forward costs, in tokens: the price at which padding is worth avoiding."""
 
 

@@ -1,0 +1,44 @@
+# The two commands: `make demo` shows the main job, `make test` checks everything.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Another index for torch, e.g. TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+CI_MARKERS := not gpu and not network and not soak
+
+.PHONY: demo test quick lint clean
+
+demo: $(VENV)/.starter
+	$(BIN)/embedkit finetune --recipe starter --output runs/demo --overwrite
+
+test: lint
+	$(BIN)/python -m pytest -m "$(CI_MARKERS)"
+
+quick: lint
+	$(BIN)/python -m pytest -m "$(CI_MARKERS) and not slow"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "embedkit needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+# torch goes first and alone: with an index of its own nothing else may come from there.
+$(VENV)/.torch: $(BIN)/python constraints.txt
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@touch $@
+
+$(VENV)/.starter: $(VENV)/.torch pyproject.toml
+	$(PIP) --editable '.[starter]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.starter
+	$(PIP) --editable '.[starter,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache
