@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,22 +35,24 @@ def pairs(parts: Iterable[Part], description: Description) -> Iterator[Pair]:
 
 def _read(parts: Iterable[Part], description: Description) -> Iterator[Pair]:
     keep = RowFilter(description.filter) if description.filter else None
+    drop_empty = description.drop_empty
+    given = description.columns and _Picker(description.columns, drop_empty=drop_empty)
     for part in parts:
-        picker: _Picker | None = None
         for number, row in part.rows:
             try:
-                if picker is None:
-                    columns = description.columns or _columns_called_as_fields(row)
-                    picker = _Picker(columns, drop_empty=description.drop_empty)
-                if (keep is None or keep(row)) and (pair := picker(row)):
-                    yield pair
+                if keep is None or keep(row):
+                    pick = given or _picker_by_name(tuple(row), drop_empty=drop_empty)
+                    if pair := pick(row):
+                        yield pair
             except DataError as error:
                 raise DataError(f"{part.name}, {part.unit} {number}: {error}") from None
 
 
-def _columns_called_as_fields(row: Mapping[str, Any]) -> Columns:
-    found = {name: name for name in Columns.model_fields if name in row}
-    return Columns.model_validate(found)
+@lru_cache
+def _picker_by_name(names: tuple[str, ...], *, drop_empty: bool) -> "_Picker":
+    """For rows whose columns are called as the fields of ``Columns``; some may lack some."""
+    found = {name: name for name in Columns.model_fields if name in names}
+    return _Picker(Columns.model_validate(found), drop_empty=drop_empty)
 
 
 class _Picker:

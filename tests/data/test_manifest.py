@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from embedkit.data.columns import ColumnPath, RowFilter
-from embedkit.data.manifest import Manifest, load_manifest, shipped_manifests
+from embedkit.data.manifest import Columns, Manifest, load_manifest, shipped_manifests
 from embedkit.errors import DataError, UserError
 
 FILES = 'source = { kind = "files", files = [{ path = "pairs.jsonl" }] }\n'
@@ -80,8 +80,8 @@ def test_holding_out_needs_the_columns_that_tell_concepts(
 def test_negatives_are_one_column_or_several(tmp_path: Path) -> None:
     one = read(tmp_path, FILES + 'columns = { negatives = "neg" }').columns
     several = read(tmp_path, FILES + 'columns = { negatives = ["n1", "n2"] }').columns
-    assert one is not None and one.negatives == ("neg",)
-    assert several is not None and several.negatives == ("n1", "n2")
+    assert one == Columns(negatives=("neg",))
+    assert several == Columns(negatives=("n1", "n2"))
 
 
 @pytest.mark.parametrize(
