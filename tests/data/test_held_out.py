@@ -117,6 +117,14 @@ def test_a_retrieval_task_asks_for_held_out_documents_among_held_out_ones(tmp_pa
     assert all(lines(find / "corpus.jsonl")[0][key] == "" for key in ("title",))
 
 
+def test_a_query_that_is_itself_a_document_is_not_asked(tmp_path: Path) -> None:
+    first, second = (ROWS[n] for n in HELD_OUT[:2])
+    twin = {**first, "query": second["positive"].upper()}
+    find, _ = write_tasks([manifest_over(tmp_path, [*ROWS, twin])], tmp_path / "tasks")
+    assert twin["query"] not in texts(find / "queries.jsonl")
+    assert first["query"] in texts(find / "queries.jsonl")
+
+
 def test_a_task_says_licence_and_prompts(tmp_path: Path) -> None:
     prompted = manifest_over(tmp_path, ROWS, prompts='query = "ask: "')
     find, tell = write_tasks([prompted], tmp_path / "tasks")
