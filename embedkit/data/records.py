@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 import numpy as np
 import pyarrow as pa
-from typing_extensions import Unpack
 
 from embedkit.data import cache, columns, concepts, files, pairs, sources, table
 from embedkit.data.manifest import (
