@@ -165,7 +165,8 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        total = grads[0].contiguous()
+        # A copy: the gradient may be shared with other terms of a sum.
+        total = grads[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)
         begin = sum(ctx.counts[: rank()])
         return total[begin : begin + ctx.counts[rank()]], None

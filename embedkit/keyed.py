@@ -6,6 +6,8 @@ from numpy.typing import NDArray
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _ROUNDS = 6
+_SORTED = 256
+"""Up to here sorting random numbers is quicker than a network, and mixes better."""
 
 
 def key(*parts: int | str) -> int:
@@ -28,12 +30,20 @@ def permute(index: NDArray[np.int64], size: int, shuffle_key: int) -> NDArray[np
     grows with ``size``, so that an epoch of hundreds of millions of rows needs no stored order.
     """
     assert size > 0
-    half_bits = np.uint64(max(4, ((size - 1).bit_length() + 1) // 2))
+    if size <= _SORTED:
+        return np.argsort(_draws(size, shuffle_key))[index]
+    half_bits = np.uint64(((size - 1).bit_length() + 1) // 2)
     round_keys = [np.uint64(key(shuffle_key, number)) for number in range(_ROUNDS)]
     values = _feistel(index.astype(np.uint64), half_bits, round_keys)
     while (outside := values >= size).any():
         values[outside] = _feistel(values[outside], half_bits, round_keys)
     return values.astype(np.int64)
+
+
+def _draws(count: int, draw_key: int) -> NDArray[np.uint64]:
+    """Distinct numbers: the first of SplitMix64's sequence from ``draw_key``."""
+    steps = np.arange(1, count + 1, dtype=np.uint64)
+    return _mix(steps * np.uint64(_GOLDEN) + np.uint64(draw_key & _MASK))
 
 
 def _feistel(

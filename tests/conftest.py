@@ -1,12 +1,34 @@
 """Settings that every test needs, made before torch or the Hugging Face libraries are imported."""
 
 import os
+from pathlib import Path
+
+import pytest
 
 # Nothing in the tests may reach a hub; a test that tries fails at once instead of waiting.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import torch
+from bare import make_bare_venv
+from tiny import write_tiny_model
 
 # Forked gloo ranks hang when the parent has started a thread pool.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache_for_the_session(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["EMBEDKIT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny BERT with a real tokenizer. Read it only: all tests share it."""
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "bert")
+
+
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has embedkit's dependencies but not embedkit."""
+    return make_bare_venv(tmp_path_factory.mktemp("bare") / "venv")

@@ -1,0 +1,46 @@
+"""Ranks on one CPU: a gloo group of forked processes, up in a moment."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+_PATIENCE = timedelta(seconds=120)
+"""How long a rank waits for another that has died."""
+
+
+def run_on_ranks(world_size: int, body: Callable[..., None], *args: object) -> None:
+    """Call ``body(*args)`` on every rank of a fresh gloo group.
+
+    A failure on any rank fails the test. Ranks are forked, which starts them in no time and lets
+    ``body`` be any function, but forbids CUDA in the parent.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(
+            _join,
+            (world_size, f"file://{folder}/rendezvous", body, args),
+            nprocs=world_size,
+            start_method="fork",
+        )
+
+
+def _join(
+    rank: int,
+    world_size: int,
+    rendezvous: str,
+    body: Callable[..., None],
+    args: tuple[object, ...],
+) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    dist.init_process_group(
+        "gloo", init_method=rendezvous, rank=rank, world_size=world_size, timeout=_PATIENCE
+    )
+    try:
+        body(*args)
+    finally:
+        dist.destroy_process_group()
