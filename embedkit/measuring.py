@@ -9,10 +9,12 @@ from mteb.abstasks.abstask import AbsTask
 from embedkit import distributed
 from embedkit.data.held_out import write_tasks
 from embedkit.data.manifest import Manifest, load_manifest
+from embedkit.data.records import Records
 from embedkit.errors import UserError
 from embedkit.evaluation.mteb import evaluate
 from embedkit.evaluation.selection import select_tasks
 from embedkit.evaluation.summary import Summary
+from embedkit.mixture import Mixture
 from embedkit.models.embedder import Embedder
 from embedkit.prompts import instruction_prompts
 from embedkit.recipe import Evaluation, Recipe, expand
@@ -27,10 +29,10 @@ class Measuring:
         wanted: Evaluation,
         folder: RunFolder,
         embedder: Embedder,
-        manifests: Sequence[Manifest],
+        mixture: Mixture,
     ) -> None:
         self._wanted, self._folder = wanted, folder
-        self._embedder, self._manifests = embedder, manifests
+        self._embedder, self._mixture = embedder, mixture
 
     def before(self, start: int) -> None:
         """Score the backbone, unless training has begun."""
@@ -65,7 +67,8 @@ class Measuring:
 
     @cached_property
     def _tasks(self) -> list[AbsTask]:
-        return _tasks(self._wanted, self._manifests, self._folder.evaluation / "tasks")
+        folder = self._folder.evaluation / "tasks"
+        return _tasks(self._wanted, self._mixture.manifests, self._mixture.records, folder)
 
 
 def tasks_of(recipe: Recipe, folder: Path) -> list[AbsTask]:
@@ -77,12 +80,19 @@ def tasks_of(recipe: Recipe, folder: Path) -> list[AbsTask]:
     if not recipe.evaluation.wanted:
         raise UserError("the recipe has nothing under [evaluation]: set held_out or tasks")
     manifests = [load_manifest(mix.manifest) for mix in recipe.data.mix]
-    return _tasks(recipe.evaluation, manifests, folder)
+    return _tasks(recipe.evaluation, manifests, [], folder)
 
 
-def _tasks(wanted: Evaluation, manifests: Sequence[Manifest], folder: Path) -> list[AbsTask]:
+def _tasks(
+    wanted: Evaluation,
+    manifests: Sequence[Manifest],
+    trained_on: Sequence[Records],
+    folder: Path,
+) -> list[AbsTask]:
     folders = [Path(expand(each)) for each in wanted.task_dirs]
     if wanted.held_out:
-        write_tasks(manifests, folder, wanted.max_documents)
+        names = {manifest.name for manifest in manifests}
+        given = [records for records in trained_on if records.name not in names]
+        write_tasks(manifests, folder, wanted.max_documents, also_trained_on=given)
         folders.append(folder)
     return select_tasks(None, wanted.tasks, folders)

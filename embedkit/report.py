@@ -58,16 +58,13 @@ def overview(
         f"{recipe.steps} steps"
     )
     table = Table(title=title)
-    for column in ("source", "task", "licence"):
-        table.add_column(column)
+    table.add_column("source")
     for column in ("rows", "batch", "share", "passes"):
         table.add_column(column, justify="right")
     rows = zip(mixture.records, mixture.sources, mixture.shares, schedule.passes(), strict=True)
     for records, source, share, passes in rows:
         table.add_row(
             records.name,
-            records.task,
-            records.license,
             f"{len(records):,}",
             str(source.batch_size),
             f"{share:.1%}",

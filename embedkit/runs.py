@@ -77,7 +77,7 @@ def finetune(
             partial(run_folder.claim, path, resume=resume, overwrite=overwrite)
         )
         console.print(report.overview(recipe, mixture, schedule, embedder, chosen))
-        measuring = Measuring(recipe.evaluation, folder, embedder, mixture.manifests)
+        measuring = Measuring(recipe.evaluation, folder, embedder, mixture)
         metrics = _metrics(folder, recipe)
         trainer = Trainer(
             embedder,

@@ -83,7 +83,7 @@ def show(
         return
     if len(tables) > 2:
         raise UserError(f"show takes one recipe, or two to compare, not {len(tables)}")
-    for line in differences(*tables):
+    for line in differences(tables[0], tables[1]):
         typer.echo(line)
 
 

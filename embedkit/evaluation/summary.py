@@ -128,7 +128,9 @@ def comparison(before: Summary, after: Summary) -> Table:
 
     The means are over the tasks that have both scores, else they would compare different tasks.
     """
-    table = Table(title=f"{before.model} and {after.model} (scores times 100)")
+    same = before.model == after.model
+    models = f"{before.model}, before and after" if same else f"{before.model} and {after.model}"
+    table = Table(title=f"{models} (scores times 100)")
     table.add_column("task")
     table.add_column("metric")
     for column in ("before", "after", "difference"):

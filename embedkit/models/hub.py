@@ -4,13 +4,15 @@ import importlib.metadata
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone
@@ -96,7 +98,7 @@ def load(
         ),
         prompts=stored.prompts,
         max_tokens=stored.max_tokens or min(limit for limit in limits if limit),
-        name=Path(folder).name if Path(folder).is_dir() else folder,
+        name=_display_name(model, folder),
         autocast=autocast,
     )
     return embedder.to(device or torch.device("cpu")).eval()
@@ -118,7 +120,8 @@ def export(embedder: Embedder, folder: Path, *, card: str = "") -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        embedder.backbone.model.save_pretrained(aside)
+        with _no_bars():
+            embedder.backbone.model.save_pretrained(aside)
         embedder.tokenizer.save_pretrained(aside)
         for name, content in _sentence_transformers_files(embedder).items():
             path = aside / name
@@ -131,6 +134,29 @@ def export(embedder: Embedder, folder: Path, *, card: str = "") -> None:
         aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _display_name(model: str, folder: str) -> str:
+    """What reports call a model: an alias or hub id as it is, else the folder that tells most."""
+    if model.startswith("package:"):
+        return model.removeprefix("package:").partition("/")[0]
+    if model in ALIASES or not Path(folder).is_dir():
+        return model
+    path = Path(folder).resolve()
+    # A run exports to runs/<name>/model.
+    return path.parent.name if path.name == "model" else path.name
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Keep transformers from drawing bars over our own."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def _sentence_transformers_files(embedder: Embedder) -> dict[str, Any]:
@@ -235,7 +261,8 @@ def _load_backbone(encoder: str, model: str, attention: str | None) -> Any:
 def _load(kind: Any, path: str, model: str, **options: Any) -> Any:
     """``kind.from_pretrained(path)``, with what can go wrong told in one line."""
     try:
-        return kind.from_pretrained(path, **options)
+        with _no_bars():
+            return kind.from_pretrained(path, **options)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
