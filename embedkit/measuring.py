@@ -71,6 +71,12 @@ class Measuring:
         return _tasks(self._wanted, self._mixture.manifests, self._mixture.records, folder)
 
 
+def check_tasks(wanted: Evaluation) -> None:
+    """Find a wrong task name or a broken task folder before the training, not after it."""
+    if wanted.tasks or wanted.task_dirs:
+        select_tasks(None, wanted.tasks, [Path(expand(each)) for each in wanted.task_dirs])
+
+
 def tasks_of(recipe: Recipe, folder: Path) -> list[AbsTask]:
     """What a recipe evaluates on; the held-out tasks are written to ``folder``.
 

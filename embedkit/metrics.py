@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ class Tracker(Protocol):
 
 
 class Metrics:
-    """Collects the numbers of each step and writes them in blocks.
+    """Collects the numbers of each step and writes them in blocks; a context manager.
 
     Numbers may be tensors on a device: they are read when a block is written, so that the loop
     does not wait for the device at every step.
@@ -64,8 +64,13 @@ class Metrics:
                 tracker.log(values, line["step"])
         return lines
 
-    def close(self) -> None:
-        self.write()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Write what is left, and let the trackers finish."""
+        if self._waiting:
+            self.write()
         for tracker in self._trackers:
             tracker.close()
 

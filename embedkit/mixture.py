@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from embedkit import distributed
 from embedkit.data.manifest import Manifest, load_manifest
 from embedkit.data.records import Records, open_manifest
 from embedkit.data.schedule import Schedule, Source, alpha_weights, steps_in
-from embedkit.errors import UserError
+from embedkit.errors import DataError, UserError
 from embedkit.recipe import Recipe
 
 
@@ -73,8 +74,18 @@ def stored_prompts(records: Sequence[Records]) -> dict[str, str]:
 
 
 def build_schedule(mixture: Mixture, recipe: Recipe) -> Schedule:
-    """The schedule of a recipe whose ``steps`` are resolved."""
+    """The schedule of a recipe whose ``steps`` are resolved.
+
+    Raises:
+        DataError: a source has fewer rows than its batch, or its batch fewer than there are ranks.
+    """
     assert recipe.steps is not None
+    for source in mixture.sources:
+        if source.batch_size < (ranks := distributed.world_size()):
+            raise DataError(
+                f"source {source.name} has batches of {source.batch_size}, fewer than the {ranks} "
+                "ranks: raise batch_size or start fewer ranks"
+            )
     return Schedule(
         mixture.sources,
         mixture.weights,

@@ -1,6 +1,8 @@
 """A recipe in, objects built, work done: what the commands and the Python API call."""
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from embedkit.errors import UserError
 from embedkit.evaluation.mteb import evaluate as score
 from embedkit.evaluation.selection import select_tasks
 from embedkit.evaluation.summary import Summary, comparison
-from embedkit.measuring import Measuring, tasks_of
+from embedkit.measuring import Measuring, check_tasks, tasks_of
 from embedkit.metrics import Metrics, open_trackers
 from embedkit.mixture import Mixture, build_schedule, open_mixture, resolve_steps, stored_prompts
 from embedkit.models import hub
@@ -53,49 +55,25 @@ def finetune(
         Interrupted: the run was asked to stop and has written a checkpoint.
     """
     path = Path(output) if output else Path("runs") / _name(recipe)
-    recipe = _as_recipe(recipe)
     run_folder.check(path, resume=resume, overwrite=overwrite)
     device = distributed.local_device()
+    _be_deterministic(device)
     with distributed.group(device):
         console = Console(quiet=not distributed.is_main())
-        recipe, chosen = precision.resolve(recipe, device)
-        mixture = open_mixture(recipe, sources)
-        recipe = resolve_steps(recipe, mixture)
-        embedder = _load(recipe, mixture, device)
-        schedule = build_schedule(mixture, recipe)
-        batches = Batches(
-            schedule, mixture.records, embedder.tokenizer, recipe.data, seed=recipe.seed
-        )
-        facts = {
-            "recipe": recipe.model_dump(mode="json"),
-            "sources": mixture.fingerprints,
-            "model": {"identity": embedder.identity},
-            "world_size": distributed.world_size(),
-            "threads": torch.get_num_threads(),
-        }
+        run = _prepare(_as_recipe(recipe), sources, device, console)
         folder = distributed.on_main(
             partial(run_folder.claim, path, resume=resume, overwrite=overwrite)
         )
-        console.print(report.overview(recipe, mixture, schedule, embedder, chosen))
-        measuring = Measuring(recipe.evaluation, folder, embedder, mixture)
-        metrics = _metrics(folder, recipe)
-        trainer = Trainer(
-            embedder,
-            ContrastiveObjective(recipe.objective),
-            partial(stream, batches, workers=recipe.data.workers),
-            recipe=recipe,
-            folder=folder.path,
-            facts=facts,
-            metrics=metrics,
-            after_step=measuring.after_step,
-        )
-        start = 0
-        if resume:
-            start = _restore(trainer, folder, facts, allow_world_size_change, console)
-        distributed.on_main(partial(_begin, folder, metrics, recipe, facts, start))
-        measuring.before(start)
-        trainer.fit(start)
-        distributed.on_main(partial(_finish, folder, embedder, recipe, mixture, measuring, console))
+        measuring = Measuring(run.recipe.evaluation, folder, run.embedder, run.mixture)
+        with _metrics(folder, run.recipe) as metrics:
+            trainer = _trainer(run, folder, metrics, measuring)
+            start = 0
+            if resume:
+                start = _restore(trainer, folder, run.facts, allow_world_size_change, console)
+            distributed.on_main(partial(_begin, run, folder, metrics, start))
+            measuring.before(start)
+            trainer.fit(start)
+        distributed.on_main(partial(_finish, run, folder, measuring, console))
     return folder.model
 
 
@@ -158,18 +136,67 @@ def _as_recipe(recipe: Recipe | str | Path) -> Recipe:
     return recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
 
 
-def _load(recipe: Recipe, mixture: Mixture, device: torch.device) -> Embedder:
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a run is made of, before it touches its folder."""
+
+    recipe: Recipe
+    mixture: Mixture
+    embedder: Embedder
+    batches: Batches
+    facts: Mapping[str, object]
+
+
+def _be_deterministic(device: torch.device) -> None:
+    if device.type == "cuda":
+        # Atomic additions in another order would make a resumed run another run.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def _prepare(
+    recipe: Recipe, sources: Mapping[str, Records] | None, device: torch.device, console: Console
+) -> _Run:
+    """Open and check everything that a run reads, and say what it will do."""
+    recipe, chosen = precision.resolve(recipe, device)
+    check_tasks(recipe.evaluation)
+    mixture = open_mixture(recipe, sources)
+    recipe = resolve_steps(recipe, mixture)
+    schedule = build_schedule(mixture, recipe)
     autocast = precision.autocast_dtype(recipe.precision, device)
     embedder = hub.load(recipe.model, settings=recipe.embedder, autocast=autocast, device=device)
     embedder.prompts |= stored_prompts(mixture.records)
-    return embedder
+    facts = {
+        "recipe": recipe.model_dump(mode="json"),
+        "sources": mixture.fingerprints,
+        "model": {"identity": embedder.identity},
+        "world_size": distributed.world_size(),
+        "threads": torch.get_num_threads(),
+    }
+    batches = Batches(schedule, mixture.records, embedder.tokenizer, recipe.data, seed=recipe.seed)
+    console.print(report.overview(recipe, mixture, schedule, embedder, chosen))
+    return _Run(recipe, mixture, embedder, batches, facts)
 
 
 def _metrics(folder: RunFolder, recipe: Recipe) -> Metrics:
-    if not distributed.is_main():
-        return Metrics(folder.metrics, [])
     config = recipe.model_dump(mode="json")
-    return Metrics(folder.metrics, open_trackers(recipe.logging.trackers, folder.path, config))
+    names = recipe.logging.trackers if distributed.is_main() else ()
+    return Metrics(folder.metrics, open_trackers(names, folder.path, config))
+
+
+def _trainer(
+    run: _Run, folder: RunFolder, metrics: Metrics, measuring: Measuring
+) -> Trainer[ContrastiveBatch]:
+    return Trainer(
+        run.embedder,
+        ContrastiveObjective(run.recipe.objective),
+        partial(stream, run.batches, workers=run.recipe.data.workers),
+        recipe=run.recipe,
+        folder=folder.path,
+        facts=run.facts,
+        metrics=metrics,
+        after_step=measuring.after_step,
+    )
 
 
 def _restore(
@@ -191,29 +218,18 @@ def _restore(
     return found.step
 
 
-def _begin(
-    folder: RunFolder, metrics: Metrics, recipe: Recipe, facts: Mapping[str, object], start: int
-) -> None:
-    run_folder.describe(folder, recipe, facts)
+def _begin(run: _Run, folder: RunFolder, metrics: Metrics, start: int) -> None:
+    run_folder.describe(folder, run.recipe, run.facts)
     metrics.cut(start)
 
 
-def _finish(
-    folder: RunFolder,
-    embedder: Embedder,
-    recipe: Recipe,
-    mixture: Mixture,
-    measuring: Measuring,
-    console: Console,
-) -> None:
+def _finish(run: _Run, folder: RunFolder, measuring: Measuring, console: Console) -> None:
     """Export at once, so that the model is there whatever becomes of its evaluation."""
-    hub.export(
-        embedder, folder.model, card=report.model_card(embedder, recipe, mixture, None, None)
-    )
+    card = partial(report.model_card, run.embedder, run.recipe, run.mixture)
+    hub.export(run.embedder, folder.model, card=card(None, None))
     console.print(f"model: {folder.model}", highlight=False)
     before, after = measuring.after()
     if after is None:
         return
-    card = report.model_card(embedder, recipe, mixture, before, after)
-    (folder.model / "README.md").write_text(card, encoding="utf-8")
+    (folder.model / "README.md").write_text(card(before, after), encoding="utf-8")
     console.print(comparison(before, after) if before else after.table())

@@ -66,7 +66,7 @@ class Trainer(Generic[BatchT]):
         folder: of the run; ``checkpoints/`` and ``metrics.jsonl`` are written there.
         facts: stored in every checkpoint.
         metrics: where the numbers of each step go.
-        after_step: called on every rank with the number of steps done.
+        after_step: called on every rank between two steps, with the number of steps done.
     """
 
     def __init__(
@@ -114,7 +114,9 @@ class Trainer(Generic[BatchT]):
                 self._record(done, source, values, progress, bar, flush=stopping)
                 if stopping or done % self._recipe.checkpoints.every == 0 or done == self._steps:
                     self._save(done)
-                if stopping and done < self._steps:
+                if done == self._steps:
+                    break
+                if stopping:
                     raise Interrupted(done)
                 self._after_step(done)
 
