@@ -1,0 +1,89 @@
+import pytest
+import torch
+from tiny import MINILM, real_tokenizer
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from embedkit.tokenization import Tokenize
+from embedkit.tokens import TokenBatch
+
+LONG = "word " * 300
+QUERY = "Represent this sentence for searching: "
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return real_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def tokenize(tokenizer: PreTrainedTokenizerBase) -> Tokenize:
+    return Tokenize(tokenizer)
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, tokens: TokenBatch) -> list[str]:
+    parts = tokens.ids.split(tokens.lengths.tolist())
+    return [str(tokenizer.decode(part)) for part in parts]
+
+
+def test_the_starters_own_file_cuts_and_pads_at_128() -> None:
+    # What the next tests are about; should the package change, they prove nothing.
+    stored = Tokenizer.from_file(f"{MINILM}/tokenizer.json")
+    assert stored.truncation["max_length"] == 128
+    assert stored.padding["length"] == 128
+
+
+def test_nothing_is_padded(tokenize: Tokenize) -> None:
+    assert tokenize(["one", "one two three"], "", 512).lengths.tolist() == [3, 5]
+
+
+@pytest.mark.parametrize(("limit", "length"), [(2, 2), (3, 3), (60, 60), (128, 128), (400, 302)])
+def test_the_given_limit_alone_cuts(tokenize: Tokenize, limit: int, length: int) -> None:
+    tokens = tokenize([LONG, "short"], "", limit)
+    assert tokens.lengths.tolist() == [length, min(limit, 3)]
+    assert tokens.ids[0] == 101
+    assert tokens.ids[length - 1] == 102
+
+
+def test_a_limit_is_forgotten_after_use(
+    tokenize: Tokenize, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    tokenize([LONG], QUERY, 16)
+    assert tokenize([LONG], "", 512).num_tokens == 302
+    assert len(tokenizer(LONG, verbose=False)["input_ids"]) == 302
+
+
+def test_a_prompt_stands_before_every_text(
+    tokenize: Tokenize, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    tokens = tokenize(["one", "two"], QUERY, 512)
+    assert decoded(tokenizer, tokens) == [
+        "[CLS] represent this sentence for searching : one [SEP]",
+        "[CLS] represent this sentence for searching : two [SEP]",
+    ]
+
+
+def test_the_length_of_a_prompt_counts_the_opening_token(tokenize: Tokenize) -> None:
+    tokens = tokenize(["one", "two three"], QUERY, 512)
+    assert tokens.prompt_lengths.tolist() == [7, 7]
+    assert tokens.lengths.tolist() == [9, 10]
+
+
+def test_without_a_prompt_no_token_is_prompt(tokenize: Tokenize) -> None:
+    assert tokenize(["one"], "", 512).prompt_lengths.tolist() == [0]
+
+
+def test_a_prompt_that_ends_in_special_tokens_is_counted_whole(tokenize: Tokenize) -> None:
+    # As the NeoBERT authors separate an instruction from its text.
+    tokens = tokenize(["text"], "find answers[SEP] [CLS]", 512)
+    assert tokens.ids.tolist() == [101, 2424, 6998, 102, 101, 3793, 102]
+    assert tokens.prompt_lengths.tolist() == [5]
+
+
+def test_a_prompt_is_no_longer_than_what_the_limit_leaves(tokenize: Tokenize) -> None:
+    tokens = tokenize(["one"], QUERY, 4)
+    assert tokens.lengths.tolist() == tokens.prompt_lengths.tolist() == [4]
+
+
+def test_an_empty_text_is_its_special_tokens(tokenize: Tokenize) -> None:
+    assert torch.equal(tokenize([""], "", 512).ids, torch.tensor([101, 102]))
