@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
 from embedkit.errors import UserError
@@ -87,7 +94,9 @@ def load(
     stored = _stored(folder)
     tokenizer = load_tokenizer(model)
     config = _load(AutoConfig, stored.encoder, model)
-    backbone = _load_backbone(stored.encoder, model, settings.attention)
+    device = device or torch.device("cpu")
+    attention = settings.attention or _fastest_attention(config, device, autocast)
+    backbone = _load_backbone(stored.encoder, model, attention)
     limits = [tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)]
     embedder = Embedder(
         Backbone(backbone, pad_id=tokenizer.pad_token_id or 0),
@@ -101,7 +110,7 @@ def load(
         name=_display_name(model, folder),
         autocast=autocast,
     )
-    return embedder.to(device or torch.device("cpu")).eval()
+    return embedder.to(device).eval()
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
@@ -237,6 +246,17 @@ def _pooling(folder: str, config: Mapping[str, Any]) -> Pooling:
 
 def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _fastest_attention(
+    config: Any, device: torch.device, autocast: torch.dtype | None
+) -> str | None:
+    """flash-attn 2 where it is installed and can serve; ``None`` is torch's own kernels."""
+    if device.type != "cuda" or autocast is None or not is_flash_attn_2_available():
+        return None
+    architecture = MODEL_MAPPING.get(type(config))
+    serves = getattr(architecture, "_supports_flash_attn", False)
+    return "flash_attention_2" if serves else None
 
 
 def _load_backbone(encoder: str, model: str, attention: str | None) -> Any:
