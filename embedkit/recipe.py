@@ -1,12 +1,13 @@
 """The recipe of a run: one typed, frozen, closed value, read from TOML."""
 
+import difflib
 import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -220,7 +221,8 @@ def validated(section: type[SectionT], tables: Mapping[str, Any], origin: str) -
     try:
         return section.model_validate(tables)
     except ValidationError as error:
-        mistakes = "; ".join(_mistake(each) for each in error.errors(include_url=False))
+        known = _field_names(section)
+        mistakes = "; ".join(_mistake(each, known) for each in error.errors(include_url=False))
         raise UserError(f"{origin}: {mistakes}") from None
 
 
@@ -251,11 +253,22 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _mistake(error: Mapping[str, Any]) -> str:
+def _mistake(error: Mapping[str, Any], known: set[str]) -> str:
     where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+        return f"{where}: there is no such key" + (f", did you mean {near[0]}?" if near else "")
     message = str(error["msg"]).removeprefix("Value error, ")
     shown = "" if error["type"] in {"missing", "value_error"} else f" (got {error['input']!r})"
     return f"{where}: {message}{shown}" if where else f"{message}{shown}"
+
+
+def _field_names(annotation: Any) -> set[str]:
+    """The names of all fields of a section and of the sections in it."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        fields = annotation.model_fields
+        return set(fields).union(*(_field_names(each.annotation) for each in fields.values()))
+    return set[str]().union(*map(_field_names, get_args(annotation)))
 
 
 def _assign(tables: dict[str, Any], key: str, value: Any) -> None:

@@ -18,8 +18,8 @@ from transformers import (
     AutoTokenizer,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
+from transformers.utils.import_utils import is_flash_attn_2_available
 
 from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone
@@ -254,7 +254,7 @@ def _fastest_attention(
     """flash-attn 2 where it is installed and can serve; ``None`` is torch's own kernels."""
     if device.type != "cuda" or autocast is None or not is_flash_attn_2_available():
         return None
-    architecture = MODEL_MAPPING.get(type(config))
+    architecture = MODEL_MAPPING.get(type(config), None)
     serves = getattr(architecture, "_supports_flash_attn", False)
     return "flash_attention_2" if serves else None
 
