@@ -1,5 +1,6 @@
 """``metrics.jsonl``: a line for every step, and the trackers that may watch beside it."""
 
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -75,24 +76,25 @@ class Metrics:
             tracker.close()
 
 
-def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Tracker]:
-    """Start the trackers a recipe asks for.
+def check_trackers(names: Sequence[str]) -> None:
+    """See whether the trackers that a recipe asks for are there.
 
     Raises:
         UserError: a tracker's package is not installed.
     """
-    kinds: dict[str, Callable[..., Tracker]]
-    kinds = {"tensorboard": _TensorBoard, "wandb": _RunTracker, "trackio": _RunTracker}
-    trackers: list[Tracker] = []
     for name in names:
-        try:
-            trackers.append(kinds[name](name, folder, config))
-        except ImportError:
+        if importlib.util.find_spec(name) is None:
             raise UserError(
                 f"logging.trackers: {name} is not installed: pip install {name}, "
                 'or "embedkit-neobert[tracking]" for all of them'
-            ) from None
-    return trackers
+            )
+
+
+def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Tracker]:
+    """Start the trackers that a recipe asks for."""
+    kinds: dict[str, Callable[..., Tracker]]
+    kinds = {"tensorboard": _TensorBoard, "wandb": _RunTracker, "trackio": _RunTracker}
+    return [kinds[name](name, folder, config) for name in names]
 
 
 class _TensorBoard:
@@ -113,8 +115,6 @@ class _RunTracker:
     """wandb, and trackio, which has the same interface."""
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, Any]) -> None:
-        import importlib
-
         self._module = importlib.import_module(name)
         extra = {"dir": str(folder)} if name == "wandb" else {}
         self._module.init(project="embedkit", name=folder.name, config=dict(config), **extra)

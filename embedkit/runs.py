@@ -17,7 +17,7 @@ from embedkit.evaluation.mteb import evaluate as score
 from embedkit.evaluation.selection import select_tasks
 from embedkit.evaluation.summary import Summary, comparison
 from embedkit.measuring import Measuring, check_tasks, tasks_of
-from embedkit.metrics import Metrics, open_trackers
+from embedkit.metrics import Metrics, check_trackers, open_trackers
 from embedkit.mixture import Mixture, build_schedule, open_mixture, resolve_steps, stored_prompts
 from embedkit.models import hub
 from embedkit.models.embedder import Embedder
@@ -160,6 +160,7 @@ def _prepare(
     """Open and check everything that a run reads, and say what it will do."""
     recipe, chosen = precision.resolve(recipe, device)
     check_tasks(recipe.evaluation)
+    check_trackers(recipe.logging.trackers)
     mixture = open_mixture(recipe, sources)
     recipe = resolve_steps(recipe, mixture)
     schedule = build_schedule(mixture, recipe)
