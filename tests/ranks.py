@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import start_processes
 
 _PATIENCE = timedelta(seconds=120)
 """How long a rank waits for another that has died."""
@@ -20,7 +20,7 @@ def run_on_ranks(world_size: int, body: Callable[..., None], *args: object) -> N
     ``body`` be any function, but forbids CUDA in the parent.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(
+        start_processes(
             _join,
             (world_size, f"file://{folder}/rendezvous", body, args),
             nprocs=world_size,

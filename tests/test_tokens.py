@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ def batch() -> TokenBatch:
 
 def lists(tokens: TokenBatch) -> list[list[int]]:
     ends = tokens.offsets.tolist()
-    return [tokens.ids[a:b].tolist() for a, b in zip(ends, ends[1:], strict=False)]
+    return [tokens.ids[a:b].tolist() for a, b in pairwise(ends)]
 
 
 def test_sequences_lie_side_by_side() -> None:
