@@ -167,6 +167,7 @@ def _prepare(
     autocast = precision.autocast_dtype(recipe.precision, device)
     embedder = hub.load(recipe.model, settings=recipe.embedder, autocast=autocast, device=device)
     embedder.prompts |= stored_prompts(mixture.records)
+    _check_lengths(recipe, mixture, embedder)
     facts = {
         "recipe": recipe.model_dump(mode="json"),
         "sources": mixture.fingerprints,
@@ -177,6 +178,22 @@ def _prepare(
     batches = Batches(schedule, mixture.records, embedder.tokenizer, recipe.data, seed=recipe.seed)
     console.print(report.overview(recipe, mixture, schedule, embedder, chosen))
     return _Run(recipe, mixture, embedder, batches, facts)
+
+
+def _check_lengths(recipe: Recipe, mixture: Mixture, embedder: Embedder) -> None:
+    limits = {
+        "data.max_query_tokens": recipe.data.max_query_tokens,
+        "data.max_document_tokens": recipe.data.max_document_tokens,
+    }
+    for records in mixture.records:
+        limits[f"{records.name}: max_query_tokens"] = records.max_query_tokens or 0
+        limits[f"{records.name}: max_document_tokens"] = records.max_document_tokens or 0
+    for key, limit in limits.items():
+        if limit > embedder.position_limit:
+            raise UserError(
+                f"{key} = {limit}: {recipe.model} reads at most {embedder.position_limit} tokens; "
+                "set it to that or less"
+            )
 
 
 def _metrics(folder: RunFolder, recipe: Recipe) -> Metrics:

@@ -34,6 +34,7 @@ class Embedder(nn.Module):
         include_prompt: whether the prompt's tokens take part in the mean.
         prompts: literal prefixes by name, ``query`` and ``document`` above all.
         max_tokens: where ``encode`` cuts a text, special tokens included.
+        position_limit: the longest sequence that the backbone can read.
         name: what reports call the model.
         autocast: the type of the matrix products; ``None`` keeps that of the weights.
     """
@@ -47,6 +48,7 @@ class Embedder(nn.Module):
         include_prompt: bool,
         prompts: Mapping[str, str],
         max_tokens: int,
+        position_limit: int,
         name: str,
         autocast: torch.dtype | None = None,
     ) -> None:
@@ -54,6 +56,7 @@ class Embedder(nn.Module):
         self.backbone, self.tokenizer = backbone, tokenizer
         self.pooling, self.include_prompt = pooling, include_prompt
         self.prompts, self.max_tokens = dict(prompts), max_tokens
+        self.position_limit = position_limit
         self.name, self.autocast = name, autocast
 
     def forward(self, tokens: TokenBatch) -> Tensor:

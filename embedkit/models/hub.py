@@ -98,6 +98,7 @@ def load(
     attention = settings.attention or _fastest_attention(config, device, autocast)
     backbone = _load_backbone(stored.encoder, model, attention)
     limits = [tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)]
+    position_limit = min(limit for limit in limits if limit)
     embedder = Embedder(
         Backbone(backbone, pad_id=tokenizer.pad_token_id or 0),
         tokenizer,
@@ -106,7 +107,8 @@ def load(
             stored.include_prompt if settings.include_prompt is None else settings.include_prompt
         ),
         prompts=stored.prompts,
-        max_tokens=stored.max_tokens or min(limit for limit in limits if limit),
+        max_tokens=stored.max_tokens or position_limit,
+        position_limit=position_limit,
         name=_display_name(model, folder),
         autocast=autocast,
     )
