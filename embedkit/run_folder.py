@@ -107,7 +107,8 @@ def newest_checkpoint(
     then, now = found.facts, facts
     changes = _recipe_changes(then["recipe"], now["recipe"])
     for kind in ("sources", "model"):
-        changes += [f"{kind}.{line}" for line in differences(then[kind], now[kind])]
+        hashes = differences(_shortened(then[kind]), _shortened(now[kind]))
+        changes += [f"{kind}.{line}" for line in hashes]
     if changes:
         raise UserError(
             f"{folder.path}: this is another run than the one of its checkpoint: "
@@ -136,6 +137,10 @@ def _recipe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
     endless = now["optim"]["schedule"] == "constant" and longer
     neutral = (*_NEUTRAL, "steps:") if endless else _NEUTRAL
     return [change for change in changes if not change.startswith(neutral)]
+
+
+def _shortened(hashes: Mapping[str, str]) -> dict[str, str]:
+    return {name: each[:12] for name, each in hashes.items()}
 
 
 def _hardware() -> str:

@@ -228,7 +228,7 @@ def _restore(
         folder, facts, allow_world_size_change=allow_world_size_change
     )
     for remark in remarks:
-        console.print(f"note: {remark}", highlight=False)
+        console.print(f"note: {remark}", highlight=False, markup=False, soft_wrap=True)
     if found is None:
         return 0
     trainer.restore(found)
@@ -245,7 +245,7 @@ def _finish(run: _Run, folder: RunFolder, measuring: Measuring, console: Console
     """Export at once, so that the model is there whatever becomes of its evaluation."""
     card = partial(report.model_card, run.embedder, run.recipe, run.mixture)
     hub.export(run.embedder, folder.model, card=card(None, None))
-    console.print(f"model: {folder.model}", highlight=False)
+    console.print(f"model: {folder.model}", highlight=False, markup=False, soft_wrap=True)
     before, after = measuring.after()
     if after is None:
         return

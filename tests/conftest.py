@@ -11,6 +11,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import torch
 from bare import make_bare_venv
+from small_runs import write_small_recipe
 from tiny import write_tiny_model
 
 # Forked gloo ranks hang when the parent has started a thread pool.
@@ -26,6 +27,12 @@ def _own_cache_for_the_session(tmp_path_factory: pytest.TempPathFactory) -> None
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny BERT with a real tokenizer. Read it only: all tests share it."""
     return write_tiny_model(tmp_path_factory.mktemp("tiny") / "bert")
+
+
+@pytest.fixture(scope="session")
+def small_recipe(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a recipe whose runs take a second. Read it only: all tests share it."""
+    return write_small_recipe(tmp_path_factory.mktemp("small"), tiny_model)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,92 @@
+"""Runs that take a second: a recipe over pairs and triplets, and what tells two runs apart."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+STEPS = 12
+_WORDS = [
+    "amber",
+    "birch",
+    "cedar",
+    "delta",
+    "ember",
+    "fjord",
+    "grove",
+    "heron",
+    "inlet",
+    "jetty",
+    "knoll",
+    "lagoon",
+    "mesa",
+]
+
+
+def write_small_recipe(folder: Path, model: Path) -> Path:
+    """Write ``small.toml`` over the sources ``pairs`` and ``triplets``, with their manifests."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = {"pairs": (60, 0), "triplets": (40, 3)}
+    for name, (rows, negatives) in sources.items():
+        write_source(folder, name, rows, negatives)
+    recipe = {
+        "seed": 3,
+        "steps": STEPS,
+        "precision": "fp32",
+        "model": str(model),
+        "data": {
+            "batch_size": 8,
+            "max_query_tokens": 32,
+            "max_document_tokens": 32,
+            "workers": 0,
+            "mix": [{"manifest": str(folder / f"{name}.toml")} for name in sources],
+        },
+        "optim": {"lr": 1e-3, "warmup_steps": 3},
+        "checkpoints": {"every": 4},
+        "logging": {"every": 1},
+    }
+    path = folder / "small.toml"
+    path.write_text(tomli_w.dumps(recipe))
+    return path
+
+
+def write_source(folder: Path, name: str, rows: int, negatives: int) -> Path:
+    """Write ``name.jsonl`` with texts of 2 to 12 words, and its manifest."""
+    rng = random.Random(name)
+
+    def text() -> str:
+        return " ".join(rng.choices(_WORDS, k=rng.randint(2, 12)))
+
+    lines = [
+        {
+            "query": f"{number} {text()}",
+            "positive": f"{text()} {number}",
+            "negatives": [text() for _ in range(negatives)],
+        }
+        for number in range(rows)
+    ]
+    file = folder / f"{name}.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    manifest = {
+        "source": {"kind": "files", "files": [{"path": str(file)}]},
+        "columns": {"negatives": "negatives"},
+        "prompts": {"query": "query: "},
+    }
+    path = folder / f"{name}.toml"
+    path.write_text(tomli_w.dumps(manifest))
+    return path
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl``, without what time it took."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def state_of(run: Path) -> dict[str, str]:
+    """The hashes of weights and moments in the newest checkpoint."""
+    newest = max((run / "checkpoints").glob("step-*"))
+    hashes: dict[str, str] = json.loads((newest / "state.json").read_text())["sha256"]
+    return {"step": newest.name, **hashes}
