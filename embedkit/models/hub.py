@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     MODEL_MAPPING,
     AutoConfig,
@@ -59,6 +60,9 @@ def resolve(model: str) -> str:
         path = expand(model)
         if Path(path).exists() and not Path(path).is_dir():
             raise UserError(f"{model}: is a file; pass the folder that holds config.json")
+        # The id of a model on the hub has one slash at most.
+        if not Path(path).exists() and (path.startswith(("/", ".")) or path.count("/") > 1):
+            raise UserError(f"{model}: no such folder")
         return path
     distribution, _, inside = model.removeprefix("package:").partition("/")
     try:
@@ -119,6 +123,9 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     """The tokenizer of ``model``, without the truncation and padding that its file may carry."""
     encoder = _stored(resolve(model)).encoder
     tokenizer = cast(PreTrainedTokenizerBase, _load(AutoTokenizer, encoder, model))
+    # Without its files, transformers makes a tokenizer to which every word is unknown.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise UserError(f"{model}: has no vocabulary; add its tokenizer.json to the folder")
     Tokenize(tokenizer)
     return tokenizer
 
@@ -133,6 +140,8 @@ def export(embedder: Embedder, folder: Path, *, card: str = "") -> None:
     try:
         with _no_bars():
             embedder.backbone.model.save_pretrained(aside)
+        # Or the file would cut at whatever limit was in use last.
+        Tokenize(embedder.tokenizer)
         embedder.tokenizer.save_pretrained(aside)
         for name, content in _sentence_transformers_files(embedder).items():
             path = aside / name
@@ -202,11 +211,18 @@ def _sentence_transformers_files(embedder: Embedder) -> dict[str, Any]:
 def _stored(folder: str) -> _Stored:
     root = Path(folder)
     if not (root / "modules.json").is_file():
+        if root.is_dir() and not (root / "config.json").is_file():
+            raise UserError(f"{folder}: holds neither modules.json nor config.json")
         return _Stored(encoder=folder)
     modules = {str(each["type"]).split(".")[-1]: each for each in _json(root / "modules.json")}
     if unknown := sorted(set(modules) - {"Transformer", "Pooling", "Normalize"}):
         raise UserError(
             f"{folder}: modules.json has {', '.join(unknown)}, which embedkit cannot train; "
+            "pass the folder of its encoder alone"
+        )
+    if lacking := sorted({"Transformer", "Pooling"} - set(modules)):
+        raise UserError(
+            f"{folder}: modules.json has no {' and no '.join(lacking)}; "
             "pass the folder of its encoder alone"
         )
     encoder = root / str(modules["Transformer"]["path"])
@@ -242,12 +258,16 @@ def _pooling(folder: str, config: Mapping[str, Any]) -> Pooling:
     if modes == ["cls"]:
         return "cls"
     raise UserError(
-        f"{folder}: pools by {' + '.join(map(str, modes))}; embedkit knows mean and cls"
+        f"{folder}: pools by {' + '.join(map(str, modes)) or 'nothing'}; "
+        "embedkit knows mean and cls"
     )
 
 
 def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON: {error}") from None
 
 
 def _fastest_attention(
@@ -262,20 +282,30 @@ def _fastest_attention(
 
 
 def _load_backbone(encoder: str, model: str, attention: str | None) -> Any:
-    backbone, report = _load(
-        AutoModel,
-        encoder,
-        model,
-        dtype=torch.float32,
-        attn_implementation=attention,
-        output_loading_info=True,
-    )
-    # A pooler takes no part in mean and cls pooling; many releases leave it out.
+    # A pooler takes no part in mean and cls pooling; many releases leave it out. What stands in
+    # its place is at least the same, and so is the model's identity, at every load.
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        backbone, report = _load(
+            AutoModel,
+            encoder,
+            model,
+            dtype=torch.float32,
+            attn_implementation=attention,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
     if missing:
         raise UserError(
             f"{model}: its file lacks {len(missing)} weights ({', '.join(missing[:3])}, ...), "
             "which would start at random; pass a complete checkpoint"
+        )
+    if unfit := sorted(report["mismatched_keys"]):
+        name, stored, expected = unfit[0]
+        raise UserError(
+            f"{model}: {len(unfit)} weights do not fit its config.json ({name} is "
+            f"{tuple(stored)}, expected {tuple(expected)}, ...)"
         )
     return backbone
 
@@ -285,9 +315,9 @@ def _load(kind: Any, path: str, model: str, **options: Any) -> Any:
     try:
         with _no_bars():
             return kind.from_pretrained(path, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"{model}: cannot be loaded: {first} Pass a folder with config.json and "
+            f"{model}: cannot be loaded: {first.rstrip('.')}. Pass a folder with config.json and "
             "model.safetensors, the id of a model on the hub, or starter"
         ) from None
