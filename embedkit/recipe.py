@@ -34,8 +34,8 @@ class Embedder(Section):
     pooling: Literal["mean", "cls"] | None = None
     """``None`` takes what the model folder says, and the mean where it says nothing."""
     include_prompt: bool | None = None
-    """Whether the prompt's tokens take part in the mean. ``None`` takes what the model folder says,
-    and yes where it says nothing."""
+    """Whether the prompt's tokens take part in the pooling. ``None`` takes what the model folder
+    says, and yes where it says nothing."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None = None
     """``None`` takes flash-attn on CUDA under bf16 where it is installed, else transformers' own
     choice. On CPUs ``eager`` is the faster one up to a few hundred tokens."""

@@ -31,7 +31,7 @@ class Embedder(nn.Module):
         backbone: tokens to hidden states.
         tokenizer: with its own truncation and padding switched off.
         pooling: the mean of the hidden states, or the first one.
-        include_prompt: whether the prompt's tokens take part in the mean.
+        include_prompt: whether the prompt's tokens take part in the pooling.
         prompts: literal prefixes by name, ``query`` and ``document`` above all.
         max_tokens: where ``encode`` cuts a text, special tokens included.
         position_limit: the longest sequence that the backbone can read.
@@ -119,7 +119,7 @@ class Embedder(nn.Module):
 
     def _pooled(self, hidden: Tensor, tokens: TokenBatch) -> Tensor:
         if self.pooling == "cls":
-            return hidden[tokens.offsets[:-1].to(hidden.device)]
+            return hidden[self._firsts(tokens).to(hidden.device)]
         rows = torch.arange(len(tokens)).repeat_interleave(tokens.lengths)
         if not self.include_prompt:
             within = torch.arange(tokens.num_tokens) - tokens.offsets[rows]
@@ -130,3 +130,12 @@ class Embedder(nn.Module):
         sums = hidden.new_zeros(len(tokens), hidden.shape[-1])
         sums = sums.index_add(0, rows.to(hidden.device), hidden)
         return sums / counts.to(hidden.device)[:, None]
+
+    def _firsts(self, tokens: TokenBatch) -> Tensor:
+        """Where each sequence's first token stands that is pooled, on the CPU."""
+        starts = tokens.offsets[:-1]
+        if self.include_prompt:
+            return starts
+        # As in sentence-transformers, also for a text that its prompt has pushed out altogether.
+        behind = tokens.lengths > tokens.prompt_lengths
+        return torch.where(behind, starts + tokens.prompt_lengths, starts)

@@ -1,0 +1,180 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Normalize
+from sentence_transformers.sentence_transformer.modules import Pooling as TheirPooling
+from tiny import MINILM, tiny_embedder
+
+from embedkit.models import embedder as module
+from embedkit.models import hub
+from embedkit.models.embedder import Embedder, Pooling
+from embedkit.recipe import Embedder as Settings
+from embedkit.tokens import TokenBatch
+
+TEXTS = [
+    "Fever with chills",
+    "def add(a, b):\n    return a + b",
+    "",
+    "Résumé — naïve café 北京",
+    "A longer sentence, of the kind that a corpus is made of, with commas and a full stop.",
+    "word " * 400,
+    "x",
+]
+PROMPT = "Represent this sentence for searching relevant passages: "
+
+
+def theirs(pooling: Pooling, *, include_prompt: bool, prompt: str) -> NDArray[np.float32]:
+    """What sentence-transformers makes of ``TEXTS``."""
+    transformer = Transformer(MINILM, max_seq_length=256)
+    pool = TheirPooling(384, pooling_mode=pooling, include_prompt=include_prompt)
+    model = SentenceTransformer(modules=[transformer, pool, Normalize()], device="cpu")
+    vectors = model.encode(TEXTS, prompt=prompt or None, show_progress_bar=False)
+    return np.asarray(vectors)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize(("prompt", "include"), [("", True), (PROMPT, True), (PROMPT, False)])
+def test_vectors_are_those_of_sentence_transformers(
+    pooling: Pooling, prompt: str, include: bool
+) -> None:
+    ours = hub.load("starter", settings=Settings(pooling=pooling, include_prompt=include))
+    expected = theirs(pooling, include_prompt=include, prompt=prompt)
+    np.testing.assert_allclose(ours.encode(TEXTS, prompt=prompt), expected, atol=1e-5)
+
+
+def test_prompt_and_pooling_make_a_difference() -> None:
+    # Or the test above would hold of an embedder that ignores them.
+    found = [
+        theirs("mean", include_prompt=True, prompt=""),
+        theirs("mean", include_prompt=True, prompt=PROMPT),
+        theirs("mean", include_prompt=False, prompt=PROMPT),
+        theirs("cls", include_prompt=True, prompt=""),
+    ]
+    for number, one in enumerate(found):
+        for other in found[number + 1 :]:
+            assert np.abs(one - other).max() > 0.01
+
+
+TOKENS = TokenBatch.from_lists([[2, 3, 4, 5], [6], [7, 8, 9]], [2, 0, 0])
+
+
+def test_pooling_takes_the_first_or_the_mean_of_a_sequences_own_states() -> None:
+    states = tiny_embedder().backbone(TOKENS)
+    firsts = tiny_embedder(pooling="cls")(TOKENS)
+    means = tiny_embedder(pooling="mean")(TOKENS)
+    without = tiny_embedder(include_prompt=False)(TOKENS)
+    unit = torch.nn.functional.normalize
+    torch.testing.assert_close(firsts, unit(states[[0, 4, 5]], dim=-1))
+    expected = torch.stack([states[:4].mean(0), states[4], states[5:].mean(0)])
+    torch.testing.assert_close(means, unit(expected, dim=-1))
+    torch.testing.assert_close(without[0], unit(states[2:4].mean(0), dim=0))
+    torch.testing.assert_close(without[1:], means[1:])
+    behind = tiny_embedder(pooling="cls", include_prompt=False)(TOKENS)
+    torch.testing.assert_close(behind, unit(states[[2, 4, 5]], dim=-1))
+
+
+def test_a_text_that_its_prompt_has_pushed_out_is_no_nan() -> None:
+    tokens = TokenBatch.from_lists([[2, 3], [4, 5]], [2, 0])
+    vectors = tiny_embedder(include_prompt=False)(tokens)
+    assert vectors.norm(dim=-1).tolist() == pytest.approx([0.0, 1.0])
+    firsts = tiny_embedder(pooling="cls", include_prompt=False)(tokens)
+    torch.testing.assert_close(firsts, tiny_embedder(pooling="cls")(tokens))
+
+
+def test_autocast_computes_in_bf16_and_pools_in_fp32() -> None:
+    plain, half = tiny_embedder().float(), tiny_embedder().float()
+    half.autocast = torch.bfloat16
+    one, other = plain(TOKENS), half(TOKENS)
+    assert other.dtype == torch.float32
+    assert not torch.equal(one, other)
+    torch.testing.assert_close(one, other, atol=0.05, rtol=0)
+    torch.testing.assert_close(other.norm(dim=-1), torch.ones(3))
+
+
+@pytest.fixture(scope="module")
+def starter() -> Embedder:
+    return hub.load("starter")
+
+
+def test_texts_are_embedded_in_their_order_however_many_go_at_once(
+    starter: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = starter.encode(TEXTS)
+    monkeypatch.setattr(module, "_ENCODE_TEXTS", 3)
+    monkeypatch.setattr(module, "_ENCODE_TOKENS", 40)
+    np.testing.assert_allclose(starter.encode(TEXTS), whole, atol=1e-5)
+
+
+def test_no_texts_make_no_vectors(starter: Embedder) -> None:
+    assert starter.encode([]).shape == (0, 384)
+
+
+def test_queries_and_documents_get_the_models_prompts(tiny: Embedder) -> None:
+    assert np.array_equal(tiny.encode_query(["a"]), tiny.encode(["a"]))
+    tiny.prompts = {"query": "q: ", "document": "d: "}
+    assert np.array_equal(tiny.encode_query(["a"]), tiny.encode(["q: a"]))
+    assert np.array_equal(tiny.encode_document(["a"]), tiny.encode(["d: a"]))
+    assert not np.array_equal(tiny.encode_query(["a"]), tiny.encode_document(["a"]))
+
+
+@pytest.fixture
+def tiny(tiny_model: Path) -> Embedder:
+    return hub.load(str(tiny_model))
+
+
+def test_encoding_knows_no_dropout_and_leaves_training_on(tiny: Embedder) -> None:
+    expected = tiny.encode(["a text"])
+    tiny.train()
+    assert np.array_equal(tiny.encode(["a text"]), expected)
+    assert tiny.training
+
+
+def test_a_text_is_cut_at_the_models_length(tiny: Embedder) -> None:
+    tiny.max_tokens = 4
+    assert np.array_equal(tiny.encode(["one two three"]), tiny.encode(["one two other"]))
+
+
+def change_a_weight(model: Embedder) -> None:
+    with torch.no_grad():
+        last = list(model.parameters())[-5]
+        last.view(-1)[-1] += 1e-6
+
+
+def change_the_type(model: Embedder) -> None:
+    model.to(torch.bfloat16)
+
+
+def set_to(name: str, value: object) -> Callable[[Embedder], None]:
+    return lambda model: setattr(model, name, value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(change_a_weight, id="a weight"),
+        pytest.param(change_the_type, id="the type of the weights"),
+        pytest.param(set_to("autocast", torch.bfloat16), id="the type of the products"),
+        pytest.param(set_to("prompts", {"query": "find: "}), id="the prompts"),
+        pytest.param(set_to("pooling", "cls"), id="the pooling"),
+        pytest.param(set_to("include_prompt", False), id="what is pooled"),
+        pytest.param(set_to("max_tokens", 17), id="the length"),
+    ],
+)
+def test_the_identity_changes_with(change: Callable[[Embedder], None], tiny: Embedder) -> None:
+    before = tiny.identity
+    change(tiny)
+    assert tiny.identity != before
+
+
+def test_the_identity_is_of_the_model_and_not_of_its_name(tiny: Embedder) -> None:
+    before = tiny.identity
+    tiny.name = "other"
+    tiny.train()
+    assert tiny.identity == before
+    assert len(before) == 64
