@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from embedkit.errors import UserError
 
 _STATE = "state.json"
+_HASHES = "sha256.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +44,28 @@ def save(
     """Write ``root/step-000500`` after ``step`` steps, then drop all but the newest ``keep``.
 
     Everything is on the disk before the folder gets its name, so that a crash at any moment leaves
-    either the whole checkpoint or none.
+    either the whole checkpoint or none. Checkpoints of later steps are dropped too: they were
+    broken, or the run would have gone on from them.
     """
+    for left in root.glob(".step-*.tmp"):
+        shutil.rmtree(left)
     final = root / f"step-{step:06d}"
     aside = root / f".{final.name}.tmp"
-    shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     save_file(_weights(model), aside / "model.safetensors")
     save_file(_moments(model, optimizer), aside / "optimizer.safetensors")
-    hashes = {path.name: _sha256(path) for path in sorted(aside.iterdir())}
-    state = {"step": step, "facts": facts, "sha256": hashes}
-    (aside / _STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+    _write_json(aside / _STATE, {"step": step, "facts": facts})
+    _write_json(aside / _HASHES, {path.name: _sha256(path) for path in sorted(aside.iterdir())})
     for path in [*aside.iterdir(), aside]:
         _fsync(path)
     if final.exists():
         shutil.rmtree(final)
     aside.rename(final)
     _fsync(root)
-    for old in _folders(root)[:-keep]:
-        shutil.rmtree(old)
+    folders = _folders(root)
+    newest = folders.index(final)
+    for other in folders[: max(0, newest + 1 - keep)] + folders[newest + 1 :]:
+        shutil.rmtree(other)
     return final
 
 
@@ -83,14 +87,15 @@ def read(folder: Path) -> Checkpoint:
         BrokenCheckpointError: a file is missing or differs from what was written.
     """
     try:
-        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-        for name, expected in state["sha256"].items():
+        hashes = json.loads((folder / _HASHES).read_text(encoding="utf-8"))
+        for name, expected in hashes.items():
             if _sha256(folder / name) != expected:
                 raise BrokenCheckpointError(
                     f"{folder}: {name} differs from what was written; delete it"
                 )
+        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
         return Checkpoint(folder, int(state["step"]), state["facts"])
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         if isinstance(error, BrokenCheckpointError):
             raise
         raise BrokenCheckpointError(f"{folder}: is not whole ({error}); delete it") from None
@@ -129,6 +134,10 @@ def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
 
 def _folders(root: Path) -> list[Path]:
     return sorted(root.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def _sha256(path: Path) -> str:

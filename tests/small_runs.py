@@ -88,5 +88,6 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 def state_of(run: Path) -> dict[str, str]:
     """The hashes of weights and moments in the newest checkpoint."""
     newest = max((run / "checkpoints").glob("step-*"))
-    hashes: dict[str, str] = json.loads((newest / "state.json").read_text())["sha256"]
-    return {"step": newest.name, **hashes}
+    hashes: dict[str, str] = json.loads((newest / "sha256.json").read_text())
+    # What else the state holds may differ between two runs: how often to save, for one.
+    return {"step": newest.name} | {k: v for k, v in hashes.items() if k != "state.json"}

@@ -112,7 +112,7 @@ def wait_for_lines(run: Path, count: int) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("file", ["model.safetensors", "state.json"])
 def test_a_damaged_checkpoint_is_passed_over_with_a_remark(
     file: str, small_recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

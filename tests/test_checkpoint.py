@@ -1,0 +1,196 @@
+import json
+import signal
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from embedkit import checkpoint
+from embedkit.checkpoint import BrokenCheckpointError
+from embedkit.optim import build_optimizer
+from embedkit.recipe import Optim
+
+FILES = ["model.safetensors", "optimizer.safetensors", "sha256.json", "state.json"]
+
+
+class Tied(nn.Module):
+    """Its two layers share one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+
+def trained(steps: int = 2, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model after a few steps, with moments."""
+    torch.manual_seed(seed)
+    model = Tied()
+    optimizer = build_optimizer(model, Optim(lr=0.1))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model.second(model.first(torch.randn(4, 3))).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def save(root: Path, step: int, *, keep: int = 2) -> Path:
+    return checkpoint.save(root, step, *trained(), {"seed": 7}, keep=keep)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_weights_and_moments_come_back(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    checkpoint.save(tmp_path, 3, model, optimizer, {"seed": 7}, keep=1)
+    found, broken = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert (found.step, found.facts, broken) == (3, {"seed": 7}, [])
+    other, other_optimizer = trained(steps=1, seed=5)
+    checkpoint.restore(found, other, other_optimizer)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+        assert optimizer.state[one].keys() == {"step", "exp_avg", "exp_avg_sq"}
+        for moment, expected in optimizer.state[one].items():
+            assert torch.equal(other_optimizer.state[two][moment], expected)
+
+
+def test_weights_that_were_tied_stay_tied(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    model, optimizer = trained(seed=5)
+    assert isinstance(model, Tied)
+    found = checkpoint.newest(tmp_path)[0]
+    assert found is not None
+    checkpoint.restore(found, model, optimizer)
+    assert model.second.weight is model.first.weight
+
+
+def test_a_model_before_its_first_step_has_no_moments(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 1, *trained(steps=0), {}, keep=1)
+    model, optimizer = trained()
+    checkpoint.restore(checkpoint.read(tmp_path / "step-000001"), model, optimizer)
+    assert not optimizer.state
+
+
+def test_equal_states_make_equal_files(tmp_path: Path) -> None:
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        save(folder, 1)
+    for file in FILES:
+        one, two = (tmp_path / name / "step-000001" / file for name in ("one", "two"))
+        assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(1, [30]), (2, [20, 30]), (9, [5, 10, 20, 30])])
+def test_the_newest_few_are_kept(keep: int, kept: list[int], tmp_path: Path) -> None:
+    for step in (5, 10, 20, 30):
+        save(tmp_path, step, keep=keep)
+    assert names(tmp_path) == [f"step-{step:06d}" for step in kept]
+
+
+def test_the_newest_is_that_of_most_steps_whatever_the_number_of_digits(tmp_path: Path) -> None:
+    for step in (999_999, 1_000_000):
+        save(tmp_path, step)
+    found, _ = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert found.step == 1_000_000
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut, empty, flip, Path.unlink])
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_checkpoint_is_passed_over(
+    file: str, damage: Callable[[Path], None], tmp_path: Path
+) -> None:
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    damage(newest / file)
+    found, broken = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    assert len(broken) == 1
+    assert str(newest) in broken[0]
+    assert broken[0].endswith("delete it")
+    with pytest.raises(BrokenCheckpointError):
+        checkpoint.read(newest)
+
+
+def test_there_may_be_none(tmp_path: Path) -> None:
+    assert checkpoint.newest(tmp_path / "nowhere") == (None, [])
+
+
+def test_a_broken_checkpoint_costs_no_whole_one_its_place(tmp_path: Path) -> None:
+    cut(save(tmp_path, 10) / "model.safetensors")
+    save(tmp_path, 7, keep=1)
+    assert names(tmp_path) == ["step-000007"]
+
+
+def test_a_step_saved_again_replaces_what_was_there(tmp_path: Path) -> None:
+    cut(save(tmp_path, 1) / "model.safetensors")
+    save(tmp_path, 1)
+    assert checkpoint.newest(tmp_path)[1] == []
+
+
+@pytest.mark.parametrize(
+    "place", ["save_file", "_moments", "_sha256", "_fsync", "_write_json", "Path.rename"]
+)
+def test_a_run_killed_while_it_saves_leaves_the_checkpoint_before(
+    place: str, tmp_path: Path
+) -> None:
+    save(tmp_path, 1)
+    process = get_context("fork").Process(target=save_and_die, args=(tmp_path, place))
+    process.start()
+    process.join(20)
+    assert process.exitcode == -signal.SIGKILL
+    found, broken = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert (found.step, broken) == (1, [])
+    save(tmp_path, 3, keep=5)
+    assert names(tmp_path) == ["step-000001", "step-000003"]
+
+
+def save_and_die(root: Path, place: str) -> None:
+    def die(*_args: object, **_options: object) -> None:
+        signal.raise_signal(signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"embedkit.checkpoint.{place}", die)
+        save(root, 2)
+
+
+def test_nothing_is_named_before_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    rename = Path.rename
+
+    def rename_and_check(self: Path, target: Path) -> Path:
+        assert set(synced) == {*FILES, self.name}
+        return rename(self, target)
+
+    monkeypatch.setattr(checkpoint, "_fsync", lambda path: synced.append(path.name))
+    monkeypatch.setattr(Path, "rename", rename_and_check)
+    save(tmp_path, 1)
+    assert synced[-1] == tmp_path.name
+
+
+def test_the_state_says_what_was_written(tmp_path: Path) -> None:
+    state = json.loads((save(tmp_path, 4) / "state.json").read_text())
+    assert state == {"step": 4, "facts": {"seed": 7}}
