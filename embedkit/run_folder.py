@@ -75,7 +75,12 @@ def claim(path: Path, *, resume: bool, overwrite: bool) -> RunFolder:
     check(path, resume=resume, overwrite=overwrite)
     if overwrite and path.is_dir():
         shutil.rmtree(path)
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be made ({error.strerror}); choose another --output"
+        ) from None
     return RunFolder(path)
 
 

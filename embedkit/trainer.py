@@ -190,7 +190,7 @@ def _line(block: Sequence[Mapping[str, Any]]) -> str:
         if not math.isfinite(line["loss"] + line["grad_norm"]):
             raise UserError(
                 f"step {line['step']} ({line['source']}): loss {line['loss']}, gradient norm "
-                f"{line['grad_norm']}; lower optim.lr or lengthen optim.warmup_steps, and resume"
+                f"{line['grad_norm']}; start anew with a lower optim.lr or more optim.warmup_steps"
             )
     speed = sum(line["tokens"] for line in block) / sum(line["seconds"] for line in block)
     last = block[-1]

@@ -1,0 +1,218 @@
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from embedkit import checkpoint, run_folder
+from embedkit.errors import UserError
+from embedkit.optim import build_optimizer
+from embedkit.recipe import Recipe, validated
+from embedkit.run_folder import RunFolder
+
+TABLES: dict[str, Any] = {
+    "steps": 100,
+    "model": "starter",
+    "data": {"batch_size": 8, "mix": [{"manifest": "pairs"}]},
+    "optim": {"lr": 1e-4},
+}
+
+
+def recipe_with(**changes: Any) -> Recipe:
+    """The recipe of ``TABLES`` after changes by dotted key, the dot written as ``__``."""
+    tables = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in TABLES.items()
+    }
+    for key, value in changes.items():
+        *parents, last = key.split("__")
+        table = tables
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[last] = value
+    return validated(Recipe, tables, "recipe")
+
+
+def facts_of(recipe: Recipe, **changes: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "recipe": recipe.model_dump(mode="json"),
+        "sources": {"pairs": "a" * 64},
+        "model": {"identity": "b" * 64},
+        "world_size": 1,
+        "threads": 2,
+    }
+    return facts | changes
+
+
+def run_with_checkpoint(path: Path, recipe: Recipe) -> RunFolder:
+    folder = run_folder.claim(path, resume=False, overwrite=False)
+    model = nn.Linear(2, 2)
+    optimizer = build_optimizer(model, recipe.optim)
+    checkpoint.save(folder.checkpoints, 50, model, optimizer, facts_of(recipe), keep=2)
+    run_folder.describe(folder, recipe, facts_of(recipe))
+    return folder
+
+
+def resumed(folder: RunFolder, facts: dict[str, Any], *, allow: bool = False) -> list[str]:
+    """The remarks when the run is resumed with ``facts``."""
+    found, remarks = run_folder.newest_checkpoint(folder, facts, allow_world_size_change=allow)
+    assert found is not None
+    assert found.step == 50
+    return remarks
+
+
+def test_an_empty_folder_and_none_may_become_a_run(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "a" / "b"):
+        assert run_folder.claim(path, resume=False, overwrite=False).path.is_dir()
+
+
+def test_checking_a_folder_changes_nothing(tmp_path: Path) -> None:
+    run_folder.check(tmp_path / "run", resume=False, overwrite=False)
+    run_folder.check(tmp_path / "run", resume=False, overwrite=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_lies_there_is_never_overwritten_unasked(tmp_path: Path) -> None:
+    run_with_checkpoint(tmp_path / "run", recipe_with())
+    with pytest.raises(UserError, match="run: is not empty; continue the run in it with --resume"):
+        run_folder.claim(tmp_path / "run", resume=False, overwrite=False)
+    assert (tmp_path / "run" / "run.json").is_file()
+
+
+def test_overwriting_a_run_removes_it(tmp_path: Path) -> None:
+    run_with_checkpoint(tmp_path / "run", recipe_with())
+    run_folder.claim(tmp_path / "run", resume=False, overwrite=True)
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_resuming_a_run_removes_nothing(tmp_path: Path) -> None:
+    run_with_checkpoint(tmp_path / "run", recipe_with())
+    run_folder.claim(tmp_path / "run", resume=True, overwrite=False)
+    assert (tmp_path / "run" / "checkpoints" / "step-000050").is_dir()
+
+
+def test_overwrite_leaves_alone_what_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UserError, match="is not a run of embedkit, so --overwrite leaves it alone"):
+        run_folder.claim(tmp_path, resume=False, overwrite=True)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UserError, match="no run to resume; leave --resume out, or check --out"):
+            run_folder.check(path, resume=True, overwrite=False)
+
+
+def test_resume_and_overwrite_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--resume and --overwrite exclude each other"):
+        run_folder.check(tmp_path, resume=True, overwrite=True)
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="is a file; choose another --output"):
+        run_folder.check(tmp_path / "file", resume=False, overwrite=False)
+    with pytest.raises(UserError, match=r"cannot be made \(Not a directory\); choose another"):
+        run_folder.claim(tmp_path / "file" / "run", resume=False, overwrite=False)
+
+
+def test_a_run_says_what_it_is(tmp_path: Path) -> None:
+    recipe = recipe_with(optim__clip=0.5)
+    folder = run_with_checkpoint(tmp_path / "run", recipe)
+    stored = tomllib.loads((folder.path / "recipe.toml").read_text())
+    assert validated(Recipe, stored, "recipe.toml") == recipe
+    told = json.loads((folder.path / "run.json").read_text())
+    assert told["versions"]["torch"] == torch.__version__
+    assert told["sources"] == {"pairs": "a" * 64}
+    assert told["model"] == {"identity": "b" * 64}
+    assert {"python", "hardware", "threads", "world_size"} <= told.keys()
+    assert "recipe" not in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 1}, "seed: 0 -> 1"),
+        ({"steps": 200}, "steps: 100 -> 200"),
+        ({"model": "other"}, 'model: "starter" -> "other"'),
+        ({"precision": "bf16"}, 'precision: "auto" -> "bf16"'),
+        ({"data__batch_size": 16}, "data.batch_size: 8 -> 16"),
+        ({"data__alpha": 1.0}, "data.alpha: 0.5 -> 1.0"),
+        ({"data__max_query_tokens": 64}, "data.max_query_tokens: 512 -> 64"),
+        ({"objective__temperature": 0.05}, "objective.temperature: 0.07 -> 0.05"),
+        ({"objective__chunk_tokens": 64}, "objective.chunk_tokens: null -> 64"),
+        ({"optim__lr": 1e-3}, "optim.lr: 0.0001 -> 0.001"),
+        ({"optim__accumulation": 2}, "optim.accumulation: 1 -> 2"),
+        ({"embedder": {"pooling": "cls"}}, 'embedder.pooling: null -> "cls"'),
+        ({"seed": 1, "optim__clip": 0.0}, "seed: 0 -> 1; optim.clip: 1.0 -> 0.0"),
+    ],
+)
+def test_a_changed_key_is_refused_by_name(
+    changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    folder = run_with_checkpoint(tmp_path / "run", recipe_with())
+    with pytest.raises(UserError) as refusal:
+        resumed(folder, facts_of(recipe_with(**changes)))
+    assert str(refusal.value) == (
+        f"{folder.path}: this is another run than the one of its checkpoint: {named}; "
+        "undo the change, or choose another --output"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data__workers": 4},
+        {"logging": {"every": 1, "trackers": ["tensorboard"]}},
+        {"checkpoints": {"every": 7, "keep": 9}},
+        {"evaluation": {"held_out": True, "every": 10, "max_documents": 5}},
+    ],
+)
+def test_a_key_that_cannot_change_the_result_may_change(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = run_with_checkpoint(tmp_path / "run", recipe_with())
+    assert resumed(folder, facts_of(recipe_with(**changes))) == []
+
+
+def test_only_at_a_constant_rate_may_a_run_grow(tmp_path: Path) -> None:
+    folder = run_with_checkpoint(tmp_path / "run", recipe_with(optim__schedule="constant"))
+    longer = recipe_with(optim__schedule="constant", steps=200)
+    assert resumed(folder, facts_of(longer)) == []
+    shorter = recipe_with(optim__schedule="constant", steps=60)
+    with pytest.raises(UserError, match="steps: 100 -> 60"):
+        resumed(folder, facts_of(shorter))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"sources": {"pairs": "c" * 64}}, 'sources.pairs: "aaaaaaaaaaaa" -> "cccccccccccc"'),
+        ({"sources": {"rows": "a" * 64}}, 'sources.pairs: "aaaaaaaaaaaa" -> null'),
+        ({"model": {"identity": "d" * 64}}, 'model.identity: "bbbbbbbbbbbb" -> "dddddddddddd"'),
+    ],
+)
+def test_other_data_or_another_model_is_refused_by_name(
+    changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    folder = run_with_checkpoint(tmp_path / "run", recipe_with())
+    with pytest.raises(UserError) as refusal:
+        resumed(folder, facts_of(recipe_with(), **changes))
+    assert named in str(refusal.value)
+
+
+def test_another_world_size_is_refused_unless_allowed(tmp_path: Path) -> None:
+    folder = run_with_checkpoint(tmp_path / "run", recipe_with())
+    facts = facts_of(recipe_with(), world_size=4)
+    with pytest.raises(UserError, match=r"made on 1 ranks, now there are 4; .*--allow-world-size"):
+        resumed(folder, facts)
+    assert resumed(folder, facts, allow=True) == ["world size 1 -> 4"]
+
+
+def test_another_number_of_threads_is_remarked(tmp_path: Path) -> None:
+    folder = run_with_checkpoint(tmp_path / "run", recipe_with())
+    (remark,) = resumed(folder, facts_of(recipe_with(), threads=1))
+    assert remark.startswith("2 threads then, 1 now")

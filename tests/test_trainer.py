@@ -1,0 +1,226 @@
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import torch
+from ranks import run_on_ranks
+from small_runs import metrics_of
+from torch import Tensor, nn
+
+from embedkit import distributed, keyed
+from embedkit.errors import UserError
+from embedkit.metrics import Metrics
+from embedkit.optim import build_optimizer, lr_at
+from embedkit.recipe import Optim, Recipe, validated
+from embedkit.trainer import Trainer
+
+POINTS = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 0.5], [-2.0, 1.0], [4.0, 0.0], [1.0, 1.0]])
+TARGETS = torch.tensor([1.0, -1.0, 2.0, 0.0, 3.0, -2.0])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of ``POINTS``; stands for a batch."""
+
+    rows: list[int]
+    source: str = "points"
+
+    def to(self, _device: torch.device) -> Self:
+        return self
+
+
+class LeastSquares:
+    """An objective small enough to check by hand. Remembers the keys it was given."""
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []
+
+    def backward(
+        self, model: nn.Module, batch: Rows, *, key: int, scale: float
+    ) -> dict[str, Tensor]:
+        self.keys.append(key)
+        loss = (model(POINTS[batch.rows]).squeeze(1) - TARGETS[batch.rows]).square().mean()
+        (loss * scale).backward()
+        return {"loss": loss.detach(), "tokens": torch.tensor(float(len(batch.rows)))}
+
+
+def linear() -> nn.Linear:
+    model = nn.Linear(2, 1)
+    nn.init.constant_(model.weight, 0.5)
+    nn.init.constant_(model.bias, 0.1)
+    return model
+
+
+def train(folder: Path, batches: list[list[int]], **changes: Any) -> tuple[nn.Linear, LeastSquares]:
+    """Train on the given rows, batch by batch."""
+    accumulation = changes.pop("accumulation", 1)
+    checkpoints = changes.pop("checkpoints", {"every": 1000})
+    optim = {
+        "lr": 0.1,
+        "schedule": "constant",
+        "clip": 0.0,
+        "accumulation": accumulation,
+        **changes,
+    }
+    tables = {
+        "seed": 3,
+        "steps": len(batches) // accumulation,
+        "model": "none",
+        "data": {"batch_size": 1, "mix": [{"manifest": "points"}]},
+        "optim": optim,
+        "logging": {"every": 1},
+        "checkpoints": checkpoints,
+    }
+    folder.mkdir(exist_ok=True)
+    model, objective = linear(), LeastSquares()
+
+    def stream(numbers: range) -> Iterator[Rows]:
+        return (Rows(batches[number]) for number in numbers)
+
+    with Metrics(folder / "metrics.jsonl", []) as metrics:
+        Trainer(
+            model,
+            objective,
+            stream,
+            recipe=validated(Recipe, tables, "recipe"),
+            folder=folder,
+            facts={},
+            metrics=metrics,
+            after_step=lambda _done: None,
+        ).fit()
+    return model, objective
+
+
+def parameters(model: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(model.parameters())
+
+
+def rates(steps: int, **optim: Any) -> list[float]:
+    return [lr_at(step, steps, Optim(lr=1.0, **optim)) for step in range(steps)]
+
+
+def test_a_constant_rate_is_warmed_up_and_stays() -> None:
+    expected = [0.25, 0.5, 0.75, 1, 1, 1]
+    assert rates(6, schedule="constant", warmup_steps=3) == pytest.approx(expected)
+
+
+def test_a_linear_rate_falls_to_the_share_that_is_left() -> None:
+    assert rates(4, schedule="linear") == pytest.approx([1, 0.75, 0.5, 0.25])
+    expected = [0.5, 1, 0.875, 0.75, 0.625]
+    assert rates(5, schedule="linear", warmup_steps=1, final_lr_share=0.5) == pytest.approx(
+        expected
+    )
+
+
+def test_a_cosine_rate_is_half_way_down_in_the_middle() -> None:
+    expected = [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]
+    assert rates(4, schedule="cosine") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("warmup_steps", [0, 1, 5, 50])
+def test_a_rate_is_never_zero_and_never_above_its_peak(schedule: str, warmup_steps: int) -> None:
+    assert all(0 < rate <= 1 for rate in rates(20, schedule=schedule, warmup_steps=warmup_steps))
+
+
+def test_only_matrices_decay() -> None:
+    model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 3), nn.LayerNorm(3))
+    model[1].weight.requires_grad_(False)
+    decaying, others = build_optimizer(model, Optim(lr=1.0, weight_decay=0.3)).param_groups
+    assert [tuple(each.shape) for each in decaying["params"]] == [(4, 3)]
+    assert [tuple(each.shape) for each in others["params"]] == [(3,), (3,), (3,)]
+    assert (decaying["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam"])
+def test_a_run_is_what_torch_does_by_hand(name: str, tmp_path: Path) -> None:
+    batches = [[0, 1], [2, 3], [4, 5], [0, 5]]
+    model, _ = train(tmp_path, batches, name=name, schedule="linear", warmup_steps=1)
+    expected = linear()
+    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
+    decaying = {"params": [expected.weight], "weight_decay": 0.01}
+    optimizer = kind([decaying, {"params": [expected.bias], "weight_decay": 0.0}])
+    losses = []
+    for rows, lr in zip(batches, [0.05, 0.1, 0.1 * 2 / 3, 0.1 / 3], strict=True):
+        loss = (expected(POINTS[rows]).squeeze(1) - TARGETS[rows]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        losses.append(loss.item())
+    torch.testing.assert_close(parameters(model), parameters(expected))
+    assert [line["loss"] for line in metrics_of(tmp_path)] == pytest.approx(losses)
+
+
+def test_accumulation_does_not_change_what_the_loss_means(tmp_path: Path) -> None:
+    whole, _ = train(tmp_path / "whole", [[0, 1, 2, 3, 4, 5]] * 3)
+    parts, _ = train(tmp_path / "parts", [[0, 1], [2, 3], [4, 5]] * 3, accumulation=3)
+    torch.testing.assert_close(parameters(parts), parameters(whole))
+    for one, other in zip(
+        metrics_of(tmp_path / "whole"), metrics_of(tmp_path / "parts"), strict=True
+    ):
+        assert other == pytest.approx(one)
+        assert one["tokens"] == 6
+
+
+def test_a_gradient_is_clipped_to_its_norm_and_its_norm_told(tmp_path: Path) -> None:
+    # With a large eps an update of Adam grows with the gradient.
+    free, _ = train(tmp_path / "free", [[0, 1]], eps=1e3, weight_decay=0.0)
+    clipped, _ = train(tmp_path / "clipped", [[0, 1]], eps=1e3, weight_decay=0.0, clip=0.5)
+    (one,), (other,) = metrics_of(tmp_path / "free"), metrics_of(tmp_path / "clipped")
+    assert one["grad_norm"] == other["grad_norm"] > 1
+    start = parameters(linear())
+    moved = (parameters(each) - start for each in (free, clipped))
+    expected, actual = (each.norm().item() for each in moved)
+    assert actual / expected == pytest.approx(0.5 / one["grad_norm"], rel=0.02)
+
+
+def test_each_batch_of_each_step_draws_from_its_own_key(tmp_path: Path) -> None:
+    _, objective = train(tmp_path, [[0], [1], [2], [3]], accumulation=2)
+    expected = [
+        keyed.key(3, "step", step, batch, 0) for step, batch in ((0, 0), (0, 1), (1, 0), (1, 1))
+    ]
+    assert objective.keys == expected
+    assert len(set(expected)) == 4
+
+
+def test_ranks_take_the_mean_of_their_gradients(tmp_path: Path) -> None:
+    whole, _ = train(tmp_path / "whole", [[0, 1, 2, 3]] * 3)
+    run_on_ranks(2, check_ranks, tmp_path / "ranks", parameters(whole).detach())
+
+
+def check_ranks(folder: Path, expected: Tensor) -> None:
+    rank = distributed.rank()
+    model, objective = train(folder, [[2 * rank, 2 * rank + 1]] * 3)
+    torch.testing.assert_close(parameters(model).detach(), expected)
+    assert objective.keys == [keyed.key(3, "step", step, 0, rank) for step in range(3)]
+    if rank == 0:
+        assert len(metrics_of(folder)) == 3
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_ends_the_run_and_is_in_no_checkpoint(
+    value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "TARGETS", torch.tensor([1.0, 1, 1, 1, 1, value]))
+    batches = [[0], [1], [2], [3], [5], [0]]
+    with pytest.raises(
+        UserError, match=r"step 5 \(points\): loss (nan|inf), gradient norm"
+    ) as told:
+        train(tmp_path, batches, checkpoints={"every": 2})
+    assert "\n" not in str(told.value)
+    assert "lower optim.lr" in str(told.value)
+    assert sorted(each.name for each in (tmp_path / "checkpoints").iterdir()) == [
+        "step-000002",
+        "step-000004",
+    ]
+
+
+def test_the_last_step_always_makes_a_checkpoint(tmp_path: Path) -> None:
+    train(tmp_path, [[0]] * 5, checkpoints={"every": 2, "keep": 9})
+    steps = sorted(each.name for each in (tmp_path / "checkpoints").iterdir())
+    assert steps == ["step-000002", "step-000004", "step-000005"]
