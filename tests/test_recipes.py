@@ -1,0 +1,80 @@
+"""Every recipe and manifest that ships is valid, and trains a tiny model on its real text."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import metrics_of
+
+from embedkit.data.manifest import (
+    FilesSource,
+    HubSource,
+    Manifest,
+    load_manifest,
+    shipped_manifests,
+)
+from embedkit.recipe import Recipe, load_recipe, shipped, validated
+from embedkit.runs import finetune
+
+RECIPES = sorted(
+    str(path.relative_to(shipped("recipes")).with_suffix(""))
+    for path in shipped("recipes").rglob("*.toml")
+)
+
+
+def test_the_starter_ships() -> None:
+    assert "starter" in RECIPES
+    assert "hpo_synonym" in shipped_manifests()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_valid_and_so_are_its_manifests(name: str) -> None:
+    recipe = load_recipe(name)
+    assert [load_manifest(mix.manifest).name for mix in recipe.data.mix]
+
+
+@pytest.mark.parametrize("name", shipped_manifests())
+def test_a_manifest_is_valid_pinned_and_licensed(name: str) -> None:
+    manifest = load_manifest(name)
+    assert manifest.license
+    assert manifest.rows
+    if isinstance(manifest.source, FilesSource):
+        assert all(file.sha256 for file in manifest.source.files)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_takes_two_steps(name: str, tiny_model: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    skip_unless_here([load_manifest(mix.manifest) for mix in recipe.data.mix])
+    check_two_steps(recipe.model_dump(mode="json", exclude_none=True), tiny_model, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", shipped_manifests())
+def test_a_manifest_takes_two_steps(name: str, tiny_model: Path, tmp_path: Path) -> None:
+    skip_unless_here([load_manifest(name)])
+    data = {"batch_size": 8, "mix": [{"manifest": name}]}
+    check_two_steps({"data": data, "optim": {"lr": 1e-4}}, tiny_model, tmp_path / "run")
+
+
+def check_two_steps(tables: dict[str, Any], model: Path, run: Path) -> None:
+    """Train on the recipe's own data with its own objective and optimizer, but on ``model``."""
+    kept = {key: tables[key] for key in ("data", "objective", "optim") if key in tables}
+    kept["data"] |= {"max_query_tokens": 128, "max_document_tokens": 128}
+    finetune(validated(Recipe, {**kept, "steps": 2, "model": str(model)}, "tiny"), run)
+    lines = metrics_of(run)
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["loss"] > 0 and line["tokens"] > 0 for line in lines)
+    assert (run / "model" / "modules.json").is_file()
+
+
+def skip_unless_here(wanted: list[Manifest]) -> None:
+    for manifest in wanted:
+        if isinstance(manifest.source, HubSource):
+            pytest.skip(f"{manifest.name} lies on the hub")
+        paths = [each.path for each in getattr(manifest.source, "files", ())]
+        elsewhere = any(path.startswith("$EMBEDKIT_DATA") for path in paths)
+        if elsewhere and "EMBEDKIT_DATA" not in os.environ:
+            pytest.skip(f"{manifest.name} needs EMBEDKIT_DATA")

@@ -1,0 +1,107 @@
+"""Two ranks on one CPU: forked for most, and by the real torchrun once."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import run_on_ranks
+from small_runs import STEPS, metrics_of, write_small_recipe
+from tiny import write_tiny_model
+
+from embedkit import distributed, runs
+from embedkit.data.batches import Batches
+from embedkit.recipe import load_recipe
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs and triplets for a model without dropout, whose numbers do not depend on ranks."""
+    folder = tmp_path_factory.mktemp("torchrun")
+    return write_small_recipe(folder, write_tiny_model(folder / "model", dropout=0.0))
+
+
+@pytest.fixture(scope="module")
+def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The metrics of the run on one rank."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    runs.finetune(load_recipe(str(recipe)), folder)
+    return metrics_of(folder)
+
+
+def check_equal(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert {line["source"] for line in expected} == {"pairs", "triplets"}
+    assert [line["source"] for line in found] == [line["source"] for line in expected]
+    for one, other in zip(found, expected, strict=True):
+        for key in ("loss", "accuracy", "lr", "tokens"):
+            assert one[key] == pytest.approx(other[key], rel=1e-5, abs=1e-5), (one, other)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
+
+
+@pytest.mark.parametrize("overrides", [(), ("objective.chunk_tokens=100",)])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_give_the_losses_of_one(
+    world_size: int,
+    overrides: tuple[str, ...],
+    recipe: Path,
+    alone: list[dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    run_on_ranks(world_size, finetune, recipe, overrides, tmp_path / "run")
+    check_equal(metrics_of(tmp_path / "run"), alone)
+
+
+def finetune(recipe: Path, overrides: tuple[str, ...], output: Path) -> None:
+    runs.finetune(load_recipe(str(recipe), overrides), output)
+
+
+def test_every_step_reads_one_source_on_all_ranks(recipe: Path, tmp_path: Path) -> None:
+    run_on_ranks(2, check_sources, recipe, tmp_path / "run")
+
+
+def check_sources(recipe: Path, output: Path) -> None:
+    seen: list[tuple[str, int]] = []
+    getitem = Batches.__getitem__
+
+    def getitem_noted(self: Batches, number: int) -> Any:
+        batch = getitem(self, number)
+        seen.append((batch.source, len(batch.documents)))
+        return batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Batches, "__getitem__", getitem_noted)
+        finetune(recipe, (), output)
+    shares: list[Any] = [None, None]
+    distributed.dist.all_gather_object(shares, seen)
+    assert shares[0] == shares[1]
+    # Four positives a rank, and one hard negative for each where there are any.
+    assert set(seen) == {("pairs", 4), ("triplets", 8)}
+    assert len(seen) == STEPS
+
+
+def torchrun(*words: str) -> "subprocess.CompletedProcess[str]":
+    launcher = Path(sys.executable).with_name("torchrun")
+    command = [launcher, "--nproc-per-node", "2", "-m", "embedkit_cli", *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_torchrun_gives_the_losses_of_one_rank(
+    recipe: Path, alone: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    done = torchrun("finetune", "--recipe", str(recipe), "--output", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    check_equal(metrics_of(tmp_path / "run"), alone)
+    # Rank 0 alone prints.
+    assert done.stdout.count("model: ") == 1
+
+
+@pytest.mark.slow
+def test_under_torchrun_a_mistake_is_told_once(tmp_path: Path) -> None:
+    done = torchrun("finetune", "--recipe", "startr", "--output", str(tmp_path / "run"))
+    assert done.returncode != 0
+    assert done.stderr.count("error: startr: not a name under recipes/") == 1
+    assert not list(tmp_path.iterdir())
