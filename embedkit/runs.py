@@ -54,7 +54,7 @@ def finetune(
         UserError: recipe, data, model or folder are not as they should be.
         Interrupted: the run was asked to stop and has written a checkpoint.
     """
-    path = Path(output) if output else Path("runs") / _name(recipe)
+    path = Path(output) if output else default_output(recipe)
     run_folder.check(path, resume=resume, overwrite=overwrite)
     device = distributed.local_device()
     _be_deterministic(device)
@@ -128,8 +128,12 @@ def load(model: str | Path, *, dtype: str = "auto") -> Embedder:
     return hub.load(str(model), autocast=precision.autocast_dtype(dtype, device), device=device)
 
 
-def _name(recipe: Recipe | str | Path) -> str:
-    return "run" if isinstance(recipe, Recipe) else str(recipe).removesuffix(".toml")
+def default_output(recipe: Recipe | str | Path) -> Path:
+    """``runs/<recipe>``, by the recipe's name under ``recipes/`` or that of its file."""
+    if isinstance(recipe, Recipe):
+        return Path("runs/run")
+    name = str(recipe)
+    return Path("runs") / (Path(name).stem if name.endswith(".toml") else name)
 
 
 def _as_recipe(recipe: Recipe | str | Path) -> Recipe:

@@ -99,6 +99,9 @@ class Trainer(Generic[BatchT]):
         Raises:
             Interrupted: SIGTERM or Ctrl-C came, and a checkpoint was written.
         """
+        if 0 < start < self._steps:
+            # A run that was stopped or killed here did not come to it.
+            self._after_step(start)
         per_step = self._recipe.optim.accumulation
         numbers = range(start * per_step, self._steps * per_step)
         stream = self._batches(numbers)

@@ -1,5 +1,5 @@
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -54,7 +54,14 @@ def linear() -> nn.Linear:
     return model
 
 
-def train(folder: Path, batches: list[list[int]], **changes: Any) -> tuple[nn.Linear, LeastSquares]:
+def train(
+    folder: Path,
+    batches: list[list[int]],
+    *,
+    start: int = 0,
+    after_step: Callable[[int], None] = lambda _done: None,
+    **changes: Any,
+) -> tuple[nn.Linear, LeastSquares]:
     """Train on the given rows, batch by batch."""
     accumulation = changes.pop("accumulation", 1)
     checkpoints = changes.pop("checkpoints", {"every": 1000})
@@ -89,8 +96,8 @@ def train(folder: Path, batches: list[list[int]], **changes: Any) -> tuple[nn.Li
             folder=folder,
             facts={},
             metrics=metrics,
-            after_step=lambda _done: None,
-        ).fit()
+            after_step=after_step,
+        ).fit(start)
     return model, objective
 
 
@@ -224,3 +231,12 @@ def test_the_last_step_always_makes_a_checkpoint(tmp_path: Path) -> None:
     train(tmp_path, [[0]] * 5, checkpoints={"every": 2, "keep": 9})
     steps = sorted(each.name for each in (tmp_path / "checkpoints").iterdir())
     assert steps == ["step-000002", "step-000004", "step-000005"]
+
+
+@pytest.mark.parametrize(("start", "expected"), [(0, [1, 2, 3]), (2, [2, 3]), (4, [])])
+def test_what_is_due_between_steps_is_due_where_a_run_was_cut_off_too(
+    start: int, expected: list[int], tmp_path: Path
+) -> None:
+    called: list[int] = []
+    train(tmp_path, [[0]] * 4, start=start, after_step=called.append)
+    assert called == expected

@@ -51,11 +51,10 @@ def finetune(
     from embedkit.recipe import load_recipe
     from embedkit.trainer import Interrupted
 
-    path = output or Path("runs") / recipe.removesuffix(".toml")
     try:
         runs.finetune(
             load_recipe(recipe, overrides),
-            path,
+            output or runs.default_output(recipe),
             resume=resume,
             overwrite=overwrite,
             allow_world_size_change=allow_world_size_change,
@@ -118,5 +117,9 @@ def _is_main() -> bool:
 def _resume_command() -> str:
     import shlex
 
+    launcher = ["embedkit"]
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        ranks = os.environ["LOCAL_WORLD_SIZE"]
+        launcher = ["torchrun", "--nproc-per-node", ranks, "-m", "embedkit_cli"]
     words = [word for word in sys.argv[1:] if word not in {"--resume", "--overwrite"}]
-    return shlex.join(["embedkit", *words, "--resume"])
+    return shlex.join([*launcher, *words, "--resume"])
