@@ -36,7 +36,8 @@ def open_mixture(recipe: Recipe, given: Mapping[str, Records] | None = None) -> 
 
     Raises:
         DataError: a source cannot be read.
-        UserError: ``given`` has a source that the recipe does not mention.
+        UserError: ``given`` has a source that the recipe does not mention, or two sources would
+            have one name.
     """
     given = given or {}
     names = [mix.manifest for mix in recipe.data.mix]
@@ -47,8 +48,12 @@ def open_mixture(recipe: Recipe, given: Mapping[str, Records] | None = None) -> 
         )
     manifests = {name: load_manifest(name) for name in names if name not in given}
     records = tuple(
-        given[name] if name in given else open_manifest(manifests[name]) for name in names
+        given[name].renamed(name) if name in given else open_manifest(manifests[name])
+        for name in names
     )
+    called = [each.name for each in records]
+    if repeated := sorted({name for name in called if called.count(name) > 1}):
+        raise UserError(f"data.mix: two sources are called {', '.join(repeated)}; rename one")
     sources = tuple(
         Source(each.name, len(each), each.batch_size or recipe.data.batch_size) for each in records
     )

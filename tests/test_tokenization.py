@@ -35,6 +35,14 @@ def test_the_starters_own_file_cuts_and_pads_at_128() -> None:
     assert stored["padding"]["strategy"] == {"Fixed": 128}
 
 
+def test_what_the_file_says_is_switched_off() -> None:
+    fresh = real_tokenizer()
+    backend = fresh.backend_tokenizer
+    assert (backend.truncation is None, backend.padding is None) == (False, False)
+    Tokenize(fresh)
+    assert (backend.truncation, backend.padding) == (None, None)
+
+
 def test_nothing_is_padded(tokenize: Tokenize) -> None:
     assert tokenize(["one", "one two three"], "", 512).lengths.tolist() == [3, 5]
 

@@ -124,6 +124,10 @@ class Records:
             shutil.rmtree(aside, ignore_errors=True)
         return cls(name, Table(_path(folder, "train")), description)
 
+    def renamed(self, name: str) -> Self:
+        """The same rows under another name."""
+        return type(self)(name, self.table, self.description)
+
     def __len__(self) -> int:
         return len(self.table)
 
