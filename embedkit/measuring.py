@@ -77,6 +77,15 @@ def check_tasks(wanted: Evaluation) -> None:
         select_tasks(None, wanted.tasks, [Path(expand(each)) for each in wanted.task_dirs])
 
 
+def check_held_out(wanted: Evaluation, manifests: Sequence[Manifest]) -> None:
+    """See whether there is anything held out to evaluate on."""
+    if wanted.held_out and not any(manifest.held_out for manifest in manifests):
+        raise UserError(
+            "evaluation.held_out = true, but no source of the mixture holds anything out: give a "
+            "manifest a [held_out] table, or set it to false"
+        )
+
+
 def tasks_of(recipe: Recipe, folder: Path) -> list[AbsTask]:
     """What a recipe evaluates on; the held-out tasks are written to ``folder``.
 

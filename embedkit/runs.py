@@ -16,7 +16,7 @@ from embedkit.errors import UserError
 from embedkit.evaluation.mteb import evaluate as score
 from embedkit.evaluation.selection import select_tasks
 from embedkit.evaluation.summary import Summary, comparison
-from embedkit.measuring import Measuring, check_tasks, tasks_of
+from embedkit.measuring import Measuring, check_held_out, check_tasks, tasks_of
 from embedkit.metrics import Metrics, check_trackers, open_trackers
 from embedkit.mixture import Mixture, build_schedule, open_mixture, resolve_steps, stored_prompts
 from embedkit.models import hub
@@ -166,6 +166,7 @@ def _prepare(
     check_tasks(recipe.evaluation)
     check_trackers(recipe.logging.trackers)
     mixture = open_mixture(recipe, sources)
+    check_held_out(recipe.evaluation, mixture.manifests)
     recipe = resolve_steps(recipe, mixture)
     schedule = build_schedule(mixture, recipe)
     autocast = precision.autocast_dtype(recipe.precision, device)

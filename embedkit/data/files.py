@@ -81,7 +81,10 @@ def _jsonl(lines: Iterator[tuple[int, str]]) -> Rows:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise DataError(f"line {number}: not valid JSON: {error.msg}") from None
+            raise DataError(
+                f"line {number}: not valid JSON ({error.msg}: column {error.colno}): "
+                "correct the line or take it out"
+            ) from None
         if not isinstance(row, dict):
             raise DataError(f"line {number}: expected a JSON object, found {line.strip():.60}")
         yield number, row

@@ -67,7 +67,7 @@ def _files(source: FilesSource) -> Opened:
     for file in source.files:
         path = Path(expand(file.path))
         if not path.is_file():
-            raise DataError(f"{path}: no such file")
+            raise DataError(f"{path}: no such file: fetch it or correct its path")
         actual = cache.file_sha256(path)
         if file.sha256 and actual != file.sha256:
             raise DataError(

@@ -39,7 +39,7 @@ def test_a_manifest_is_called_as_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (FILES + "negative_per_query = 2", r"mine\.toml: negative_per_query: Extra inputs"),
+        (FILES + "negative_per_query = 2", r"mine\.toml: negative_per_query: there is no such key"),
         (FILES + "rows = 0", r"rows: Input should be greater than 0 \(got 0\)"),
         (FILES + 'task = "search"', r"task: Input should be 'retrieval'"),
         (FILES + 'name = "other"', r"mine\.toml: name: take it out"),

@@ -90,7 +90,7 @@ def test_without_columns_each_row_may_have_its_own() -> None:
 
 
 def test_an_unknown_keyword_is_refused() -> None:
-    with pytest.raises(UserError, match="rows: prompt: Extra inputs are not permitted"):
+    with pytest.raises(UserError, match="rows: prompt: there is no such key"):
         Records.from_rows(ROWS, prompt="ask: ")  # type: ignore[call-arg]
 
 

@@ -133,7 +133,7 @@ def test_data_check_names_what_is_wrong_and_goes_on(
     result = CliRunner().invoke(app, ["check", str(bad), "no_such_name", "hpo_synonym"])
     assert result.exit_code == 1
     first, second, third = result.output.splitlines()
-    assert first == f"{bad}\tfailed\tbad: absent.jsonl: no such file"
+    assert first == f"{bad}\tfailed\tbad: absent.jsonl: no such file: fetch it or correct its path"
     assert second.startswith("no_such_name\tfailed\tno_such_name: not a name under data_manifests/")
     assert third == "hpo_synonym\tok\t18028 rows, 2001 held out"
 
