@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ TEXTS = [
 PROMPT = "Represent this sentence for searching relevant passages: "
 
 
+@cache
 def theirs(pooling: Pooling, *, include_prompt: bool, prompt: str) -> NDArray[np.float32]:
     """What sentence-transformers makes of ``TEXTS``."""
     transformer = Transformer(MINILM, max_seq_length=256)
