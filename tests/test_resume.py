@@ -2,6 +2,7 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -259,3 +260,15 @@ def be_told_twice() -> None:
         signal.raise_signal(signal.SIGTERM)
         assert stop.asked
         signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_the_script_that_kills_and_resumes_finds_equal_runs(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "benchmarks" / "kill_and_resume.py"
+    command = [sys.executable, script, "--kills", "1", "--set", "steps=20"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "killed after step" in done.stdout
+    assert done.stdout.count("equal bit for bit") == 2
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,132 @@
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from embedkit_cli.app import app, main
+from small_runs import STEPS
+from typer.testing import CliRunner
+
+from embedkit import runs
+from embedkit.recipe import Recipe, load_recipe, validated
+from embedkit.trainer import Interrupted
+
+
+def shown(*words: str) -> str:
+    """What a command prints that ends well."""
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def exit_code(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["embedkit", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_a_recipe_is_shown_with_its_defaults_and_reads_back() -> None:
+    tables = tomllib.loads(shown("show", "starter"))
+    assert validated(Recipe, tables, "shown") == load_recipe("starter")
+    assert tables["objective"]["temperature"] == 0.07
+    assert tables["data"]["alpha"] == 0.5
+
+
+def test_a_recipe_is_shown_with_its_overrides() -> None:
+    assert tomllib.loads(shown("show", "starter", "--set", "optim.lr=1e-3"))["optim"]["lr"] == 1e-3
+
+
+def test_two_recipes_are_compared(small_recipe: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(small_recipe.read_text().replace("lr = 0.001", "lr = 0.01"))
+    assert shown("show", str(small_recipe), str(other)) == "optim.lr: 0.001 -> 0.01\n"
+    assert shown("show", str(small_recipe), str(small_recipe)) == ""
+
+
+def test_a_batch_is_printed_as_the_model_will_see_it(small_recipe: Path) -> None:
+    command = ("batch", "--recipe", str(small_recipe), "--step")
+    pages = [shown(*command, str(step)).splitlines() for step in range(STEPS)]
+    heads = [page[0] for page in pages]
+    assert {head.partition(", ")[2] for head in heads} == {"batch 0: pairs", "batch 0: triplets"}
+    triplets = next(page for page in pages if page[0].endswith("triplets"))
+    rows = [line.split("\t") for line in triplets[1:]]
+    assert [(row, role) for row, role, _ in rows] == [
+        (str(row), role) for row in range(8) for role in ("query", "positive", "negative")
+    ]
+    for _, role, text in rows:
+        assert text.startswith("query: ") == (role == "query")
+    # The number of a pair stands at the beginning of its query and at the end of its positive.
+    for (_, _, query), (_, _, positive) in zip(rows[::3], rows[1::3], strict=True):
+        assert query.split()[1] == positive.split()[-1]
+
+
+def test_every_batch_of_an_accumulated_step_is_printed(small_recipe: Path) -> None:
+    words = ("batch", "--recipe", str(small_recipe), "--step", "1", "--set", "optim.accumulation=2")
+    heads = [line for line in shown(*words).splitlines() if line.startswith("step ")]
+    assert [head.partition(":")[0] for head in heads] == ["step 1, batch 0", "step 1, batch 1"]
+
+
+def test_exit_codes_tell_success_from_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert exit_code(monkeypatch, "show", "starter") == 0
+    assert exit_code(monkeypatch, "show", "startr") == 2
+    assert exit_code(monkeypatch, "finetune") == 2
+    assert exit_code(monkeypatch, "finetune", "--no-such-option") == 2
+    assert exit_code(monkeypatch, "no-such-command") == 2
+
+
+def test_only_the_main_rank_tells_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert exit_code(monkeypatch, "show", "startr") == 2
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "output"),
+    [
+        ("starter", "runs/starter"),
+        ("paper/large", "runs/paper/large"),
+        ("/data/recipes/mine.toml", "runs/mine"),
+        ("../mine.toml", "runs/mine"),
+    ],
+)
+def test_a_run_goes_under_runs_by_the_name_of_its_recipe(recipe: str, output: str) -> None:
+    assert runs.default_output(recipe) == Path(output)
+
+
+@pytest.mark.parametrize("under_torchrun", [False, True])
+def test_a_stopped_run_tells_the_command_that_continues_it(
+    under_torchrun: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stop(*_args: object, **_options: object) -> None:
+        raise Interrupted(17)
+
+    monkeypatch.setattr(runs, "finetune", stop)
+    launcher = "embedkit"
+    if under_torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        launcher = "torchrun --nproc-per-node 2 -m embedkit_cli"
+    words = ("finetune", "--recipe", "starter", "--overwrite", "--set", "model=my model")
+    assert exit_code(monkeypatch, *words) == 0
+    assert capsys.readouterr().out == (
+        f"stopped after step 17; continue with: {launcher} finetune --recipe starter "
+        "--set 'model=my model' --resume\n"
+    )
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    script = "import sys; sys.argv = ['embedkit', 'finetune', '--help']\n"
+    script += "from embedkit_cli.app import main\n"
+    script += "try: main()\nexcept SystemExit as end: assert end.code == 0\n"
+    script += "heavy = {'torch', 'transformers', 'mteb', 'datasets'} & set(sys.modules)\n"
+    script += "assert not heavy, heavy"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--recipe" in done.stdout
