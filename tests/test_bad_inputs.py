@@ -322,7 +322,7 @@ def test_a_mistake_is_answered_in_one_line_and_leaves_no_trace(
 def test_the_command_itself_answers_so(name: str, folder: Path) -> None:
     words = make_wrong(folder, BAD[name])
     before = contents(folder)
-    command = [Path(sys.executable).with_name("embedkit"), *words]
+    command = [str(Path(sys.executable).with_name("embedkit")), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

@@ -37,7 +37,7 @@ def test_a_resolved_recipe_reads_back(file: str) -> None:
 
 def test_a_recipe_cannot_be_changed(file: str) -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        load_recipe(file).optim.lr = 1.0  # type: ignore[misc]
+        load_recipe(file).optim.lr = 1.0
 
 
 @pytest.mark.parametrize(

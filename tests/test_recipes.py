@@ -61,7 +61,9 @@ def test_a_manifest_takes_two_steps(name: str, tiny_model: Path, tmp_path: Path)
 
 def check_two_steps(tables: dict[str, Any], model: Path, run: Path) -> None:
     """Train on the recipe's own data with its own objective and optimizer, but on ``model``."""
-    kept = {key: tables[key] for key in ("data", "objective", "optim") if key in tables}
+    kept: dict[str, Any] = {
+        key: tables[key] for key in ("data", "objective", "optim") if key in tables
+    }
     kept["data"] |= {"max_query_tokens": 128, "max_document_tokens": 128}
     finetune(validated(Recipe, {**kept, "steps": 2, "model": str(model)}, "tiny"), run)
     lines = metrics_of(run)

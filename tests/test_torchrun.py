@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from ranks import run_on_ranks
 from small_runs import STEPS, metrics_of, write_small_recipe
 from tiny import write_tiny_model
 
-from embedkit import distributed, runs
+from embedkit import runs
 from embedkit.data.batches import Batches
 from embedkit.recipe import load_recipe
 
@@ -74,7 +75,7 @@ def check_sources(recipe: Path, output: Path) -> None:
         patch.setattr(Batches, "__getitem__", getitem_noted)
         finetune(recipe, (), output)
     shares: list[Any] = [None, None]
-    distributed.dist.all_gather_object(shares, seen)
+    dist.all_gather_object(shares, seen)
     assert shares[0] == shares[1]
     # Four positives a rank, and one hard negative for each where there are any.
     assert set(seen) == {("pairs", 4), ("triplets", 8)}
@@ -83,7 +84,7 @@ def check_sources(recipe: Path, output: Path) -> None:
 
 def torchrun(*words: str) -> "subprocess.CompletedProcess[str]":
     launcher = Path(sys.executable).with_name("torchrun")
-    command = [launcher, "--nproc-per-node", "2", "-m", "embedkit_cli", *words]
+    command = [str(launcher), "--nproc-per-node", "2", "-m", "embedkit_cli", *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
