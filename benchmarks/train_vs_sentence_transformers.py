@@ -10,7 +10,8 @@ Usage::
     python benchmarks/train_vs_sentence_transformers.py [--data DIR] [--rounds 3] [--profile]
 
 ``DIR`` holds parquet files with the columns query and positive; by default the starter's sources
-are read. The result goes to ``benchmarks/results/``.
+are read. The result goes to ``benchmarks/results/``, as JSON and as a row of ``train.md``.
+``--profile`` prints instead where the time of embedkit's steps goes.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import platform
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,10 +48,12 @@ from embedkit.data.schedule import Draw, Schedule
 from embedkit.losses import info_nce
 from embedkit.metrics import Metrics
 from embedkit.models import hub
+from embedkit.models.embedder import Embedder
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.precision import autocast_dtype, has_bf16
 from embedkit.recipe import Contrastive, Recipe
 from embedkit.recipe import Embedder as EmbedderSection
+from embedkit.tokenization import Tokenize
 from embedkit.trainer import Trainer
 
 BATCH = 64
@@ -58,6 +62,12 @@ LENGTH = 256
 LR = 2e-5
 STARTER = ("hpo_synonym", "hpo_definition", "icd10_inclusion", "code_sympy")
 RESULTS = Path(__file__).parent / "results"
+_VERSIONS = ("torch", "transformers", "sentence-transformers")
+_COLUMNS = (
+    *("date", "processor", "precision", "data"),
+    *("embedkit pairs/s", "sentence-transformers pairs/s", "ratio", "embedkit tokens/s"),
+    *("fp32 GFLOP/s", "bf16 GFLOP/s", *_VERSIONS),
+)
 
 
 @dataclass(frozen=True)
@@ -102,8 +112,10 @@ def read_pairs(folder: Path | None, batches: int) -> Records:
     return Records.from_rows(rows, name="pairs")
 
 
-def embedkit_steps(pairs: Records, steps: int, attention: str, device: torch.device) -> list[float]:
-    """Seconds of each step of embedkit's trainer."""
+def embedkit_steps(
+    pairs: Records, steps: int, attention: str, device: torch.device, *, workers: int = 1
+) -> list[float]:
+    """Seconds of each step of embedkit's trainer but the last."""
     embedder = hub.load(
         "starter",
         settings=EmbedderSection.model_validate({"attention": attention}),
@@ -137,7 +149,7 @@ def embedkit_steps(pairs: Records, steps: int, attention: str, device: torch.dev
         trainer = Trainer[ContrastiveBatch](
             embedder,
             ContrastiveObjective(Contrastive(temperature=TEMPERATURE)),
-            partial(stream, batches, workers=1),
+            partial(stream, batches, workers=workers),
             recipe=recipe,
             folder=Path(folder),
             facts={},
@@ -236,14 +248,56 @@ def matmul_peak(dtype: torch.dtype, device: torch.device) -> float:
     return best
 
 
-def profile(pairs: Records, device: torch.device) -> None:
-    """Print where the time of embedkit's steps goes, over one step of each source."""
+class Stopwatch:
+    """Seconds spent in functions, by the names given to them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._device = device
+
+    def watch(self, owner: Any, function: str, name: str) -> None:
+        """From now on, time every call of ``owner.function``."""
+        call = getattr(owner, function)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*args, **options)
+            finally:
+                _wait(self._device)
+                self.seconds[name] += time.perf_counter() - began
+
+        setattr(owner, function, timed)
+
+
+def profile(pairs: Records, steps: int, device: torch.device) -> None:
+    """Print where the time of embedkit's steps goes, by operator and by part of a step."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as torch_profile
 
-    with torch_profile(activities=[ProfilerActivity.CPU]) as found:
+    kinds = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        kinds.append(ProfilerActivity.CUDA)
+    with torch_profile(activities=kinds) as found:
         embedkit_steps(pairs, len(STARTER) + 1, "eager", device)
-    print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=25))
+    print(found.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=15))
+    watch = Stopwatch(device)
+    watch.watch(Batches, "__getitem__", "tokenization")
+    watch.watch(Embedder, "forward", "forward")
+    watch.watch(ContrastiveObjective, "_loss", "loss")
+    watch.watch(ContrastiveObjective, "backward", "objective")
+    watch.watch(torch.nn.utils, "clip_grad_norm_", "clipping")
+    watch.watch(torch.optim.AdamW, "step", "optimizer")
+    began = time.perf_counter()
+    # Without workers, so that tokenization does not hide behind the step before.
+    embedkit_steps(pairs, steps, "eager", device, workers=0)
+    total = time.perf_counter() - began
+    parts = dict(watch.seconds)
+    parts["backward"] = parts.pop("objective") - parts["forward"] - parts["loss"]
+    parts["loading, last checkpoint, rest"] = total - sum(parts.values())
+    print("| part | ms a step | share |\n|---|---:|---:|")
+    for name, seconds in sorted(parts.items(), key=lambda part: -part[1]):
+        print(f"| {name} | {1e3 * seconds / steps:.1f} | {seconds / total:.1%} |")
 
 
 def measure(pairs: Records, rounds: int, steps: int, device: torch.device) -> dict[str, Any]:
@@ -267,6 +321,34 @@ def _turns(contenders: list[Contender], rounds: int) -> Iterator[tuple[int, Cont
     for number in range(rounds):
         for contender in contenders:
             yield number, contender
+
+
+def count_tokens(pairs: Records, steps: int) -> float:
+    """Real tokens of a timed step, on average; both trainers read these and pad them or not."""
+    tokenize = Tokenize(hub.load_tokenizer("starter"))
+    rows = pairs.take(range(BATCH, (steps + 1) * BATCH))
+    sides = ([row.query for row in rows], [row.positive for row in rows])
+    return sum(tokenize(side, "", LENGTH).num_tokens for side in sides) / steps
+
+
+def keep(result: dict[str, Any], name: str) -> None:
+    """Write the result as JSON, and as a row of the table of all results."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+    table = RESULTS / "train.md"
+    if not table.exists():
+        table.write_text(f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}\n")
+    best, speed = result["best"], result["pairs_a_second"]
+    cells = [
+        *(result[key] for key in ("date", "processor", "precision", "data")),
+        *(f"{speed[best[each]]:.1f}" for each in ("embedkit", "sentence-transformers")),
+        f"{result['ratio']:.2f}",
+        f"{result['tokens_a_second'][best['embedkit']]:.0f}",
+        *(f"{result['gflops'][each]:.1f}" for each in ("fp32", "bf16")),
+        *result["versions"].values(),
+    ]
+    with table.open("a") as file:
+        file.write(f"| {' | '.join(cells)} |\n")
 
 
 def _wait(device: torch.device) -> None:
@@ -294,25 +376,26 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    pairs = read_pairs(options.data, options.steps + 2)
+    pairs = read_pairs(options.data, max(options.steps, len(STARTER)) + 2)
     if options.profile:
-        profile(pairs, device)
+        profile(pairs, options.steps, device)
         return
     difference = check_same_loss(pairs, device)
     assert difference < 1e-4, f"the losses differ by {difference}"
     step = measure(pairs, options.rounds, options.steps, device)
+    tokens = count_tokens(pairs, options.steps)
     ours = min((value, name) for name, value in step.items() if name.startswith("embedkit"))
     peers = min((value, name) for name, value in step.items() if name.startswith("peer"))
     result = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "processor": _processor(device),
         "precision": "bf16 autocast" if has_bf16(device) else "fp32",
-        "versions": {
-            name: version(name) for name in ("torch", "transformers", "sentence-transformers")
-        },
+        "versions": {name: version(name) for name in _VERSIONS},
         "data": str(options.data.name if options.data else "starter"),
         "loss_difference": difference,
         "seconds_a_step": step,
+        "tokens_a_step": tokens,
+        "tokens_a_second": {name: tokens / value for name, value in step.items()},
         "pairs_a_second": {name: BATCH / value for name, value in step.items()},
         "best": {"embedkit": ours[1], "sentence-transformers": peers[1]},
         "ratio": peers[0] / ours[0],
@@ -321,9 +404,7 @@ def main() -> None:
             "bf16": matmul_peak(torch.bfloat16, device),
         },
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"train_{result['date']}_{device.type}_{result['data']}.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    keep(result, f"train_{result['date']}_{device.type}_{result['data']}")
     print(json.dumps(result, indent=2))
 
 
