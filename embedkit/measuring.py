@@ -17,7 +17,8 @@ from embedkit.evaluation.summary import Summary
 from embedkit.mixture import Mixture
 from embedkit.models.embedder import Embedder
 from embedkit.prompts import instruction_prompts
-from embedkit.recipe import Evaluation, Recipe, expand
+from embedkit.recipe import Evaluation, Recipe
+from embedkit.toml import expand
 from embedkit.run_folder import RunFolder
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from embedkit.errors import UserError
-from embedkit.recipe import Recipe
+from embedkit.recipe import RecipeT
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -15,7 +15,7 @@ def has_bf16(device: torch.device) -> bool:
     return any(getattr(torch.cpu, probe, bool)() for probe in probes)
 
 
-def resolve(recipe: Recipe, device: torch.device) -> tuple[Recipe, str]:
+def resolve(recipe: RecipeT, device: torch.device) -> tuple[RecipeT, str]:
     """Settle ``precision = "auto"`` for ``device``; also a line that says what was taken."""
     if recipe.precision != "auto":
         return recipe, recipe.precision

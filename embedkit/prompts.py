@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from embedkit.errors import UserError
-from embedkit.recipe import read_toml, shipped
+from embedkit.toml import read_toml, shipped
 
 SIDES = ("query", "document")
 

@@ -1,33 +1,19 @@
 """The recipe of a run: one typed, frozen, closed value, read from TOML."""
 
-import difflib
-import json
-import os
-import tomllib
-from collections.abc import Mapping, Sequence
-from importlib import resources
-from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args
+from collections.abc import Sequence
+from typing import Literal, Self, TypeVar
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
 
 from embedkit.errors import UserError
-
-
-class Section(BaseModel):
-    """A TOML table: immutable, strictly typed, and closed to unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+from embedkit.toml import Section, find, override, read_toml, validated
 
 
 class Embedder(Section):
@@ -94,7 +80,9 @@ class Optim(Section):
     warmup_steps: NonNegativeInt = 0
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     final_lr_share: NonNegativeFloat = 0.0
-    """What is left of ``lr`` at the last step under ``linear`` and ``cosine``."""
+    """What is left of ``lr`` at the end of the decay under ``linear`` and ``cosine``."""
+    decay_until: float = Field(default=1.0, gt=0, le=1)
+    """Share of all steps after which the rate has come down, and stays."""
     clip: NonNegativeFloat = 1.0
     """Largest norm of the whole gradient. 0 turns clipping off."""
     accumulation: PositiveInt = 1
@@ -136,152 +124,191 @@ class Evaluation(Section):
         return self.held_out or bool(self.task_dirs) or bool(self.tasks)
 
 
-class Recipe(Section):
+class Training(Section):
+    """What every run has, whatever it trains."""
+
     seed: NonNegativeInt = 0
     steps: PositiveInt | None = None
-    epochs: PositiveFloat | None = None
-    """Passes over the mixture, resolved to steps. Give exactly one of ``steps`` and ``epochs``."""
     fp32_steps: PositiveInt | None = None
     """Steps in place of ``steps`` where ``precision = "auto"`` falls back to fp32."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """``auto`` takes bf16 autocast where the device has it natively, else fp32."""
+    optim: Optim
+    checkpoints: Checkpoints = Checkpoints()
+    logging: Logging = Logging()
+
+    @model_validator(mode="after")
+    def _fewer_steps_of_some(self) -> Self:
+        if self.fp32_steps is not None and (self.steps is None or self.precision != "auto"):
+            raise ValueError('fp32_steps needs steps and precision = "auto"')
+        return self
+
+
+class Recipe(Training):
+    """Contrastive fine-tuning of an encoder on pairs."""
+
+    epochs: PositiveFloat | None = None
+    """Passes over the mixture, resolved to steps. Give exactly one of ``steps`` and ``epochs``."""
     model: str
     """A hub id, a folder, ``package:<distribution>/<path>``, or ``starter``."""
     embedder: Embedder = Embedder()
     data: Data
     objective: Contrastive = Contrastive()
-    optim: Optim
-    checkpoints: Checkpoints = Checkpoints()
-    logging: Logging = Logging()
     evaluation: Evaluation = Evaluation()
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give exactly one of steps and epochs")
-        if self.fp32_steps is not None and (self.steps is None or self.precision != "auto"):
-            raise ValueError('fp32_steps needs steps and precision = "auto"')
         return self
 
 
-SectionT = TypeVar("SectionT", bound=Section)
+class Architecture(Section):
+    """The encoder to pretrain, by the names of ``NeoBERTConfig``; the defaults are the paper's."""
+
+    tokenizer: str
+    """A hub id, a folder, ``package:<distribution>/<path>``, or ``starter``."""
+    vocab_size: PositiveInt | None = None
+    """Rows of the embedding. ``None`` takes as many as the tokenizer has ids."""
+    hidden_size: PositiveInt = 768
+    num_hidden_layers: PositiveInt = 28
+    num_attention_heads: PositiveInt = 12
+    intermediate_size: PositiveInt = 3072
+    """Before the 2/3 that keeps a SwiGLU block at the size of a GELU one."""
+    hidden_act: Literal["swiglu", "gelu"] = "swiglu"
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_eps: PositiveFloat = 1e-5
+    position: Literal["rope", "absolute"] = "rope"
+    rope_theta: PositiveFloat = 10_000.0
+    yarn_factor: float | None = Field(default=None, gt=1)
+    """Stretch RoPE to that many times ``max_position_embeddings`` (YaRN)."""
+    max_position_embeddings: PositiveInt = 4096
+    gradient_checkpointing: bool = False
 
 
-def shipped(folder: str) -> Path:
-    """The folder ``recipes`` or ``data_manifests``, in a wheel or in a checkout."""
-    installed = Path(str(resources.files("embedkit"))) / folder
-    return installed if installed.is_dir() else Path(__file__).parents[1] / folder
+class Text(Section):
+    """A source of text in a mixture."""
+
+    manifest: str
+    """A name under ``data_manifests/`` without ``.toml``, a path, or a key of ``sources=``."""
+    weight: PositiveFloat | None = None
+    """Share of the draws before normalisation. Set for every source of a mixture or for none;
+    without weights a source comes up by its rows."""
+    min_tokens: NonNegativeInt = 0
+    """Only the documents of at least so many tokens, special tokens included: a view, no copy."""
 
 
-def find(folder: str, name: str) -> Path:
-    """The TOML file called ``name``: a path, or a name under a shipped folder without ``.toml``."""
-    if name.endswith(".toml"):
-        path = Path(expand(name))
-        if path.is_file():
-            return path
-        raise UserError(f"{name}: no such file")
-    path = shipped(folder) / f"{name}.toml"
-    if path.is_file():
-        return path
-    known = sorted(
-        str(p.relative_to(shipped(folder)).with_suffix("")) for p in shipped(folder).rglob("*.toml")
-    )
-    raise UserError(
-        f"{name}: not a name under {folder}/ ({', '.join(known)}); a path ends in .toml"
-    )
+class TextData(Section):
+    mix: tuple[Text, ...] = Field(min_length=1, strict=False)
+    max_tokens: int = Field(ge=8)
+    """Of a sequence, special tokens included."""
+    packing: Literal["none", "exact", "crossing"] = "none"
+    """``none``: a row is the beginning of one document (paper, section 3.2). ``exact``: a row is
+    as many documents as fit, side by side, each attending to itself; what is cut off a long one
+    makes further rows. ``crossing``: as ``exact``, but the row is one sequence (M6)."""
+    batch_tokens: PositiveInt
+    """Tokens of a step over all ranks: ``batch_tokens // max_tokens`` rows."""
+    draw_rows: PositiveInt
+    """Rows of a step that come from one source: the paper draws one for each micro-batch."""
+    micro_tokens: PositiveInt = 16_384
+    """Tokens of one forward on each rank. Changes memory and speed, never the gradient."""
+    workers: NonNegativeInt = 1
+    """Processes that read and mask ahead. 0 does so in the training process."""
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a step over all ranks."""
+        return self.batch_tokens // self.max_tokens
+
+    @model_validator(mode="after")
+    def _whole_draws(self) -> Self:
+        given = [each.weight is not None for each in self.mix]
+        if any(given) and not all(given):
+            raise ValueError("weight: give every source of mix one, or none")
+        if self.batch_rows == 0 or self.batch_rows % self.draw_rows:
+            raise ValueError(
+                f"batch_tokens / max_tokens = {self.batch_rows} rows a step, which is not a "
+                f"multiple of draw_rows = {self.draw_rows}"
+            )
+        return self
 
 
-def expand(path: str) -> str:
-    """Resolve a leading ``$EMBEDKIT_DATA`` and ``~``.
-
-    Raises:
-        UserError: the path starts with ``$EMBEDKIT_DATA`` and the variable is not set.
-    """
-    if path.startswith("$EMBEDKIT_DATA") and "EMBEDKIT_DATA" not in os.environ:
-        raise UserError(f"{path}: set EMBEDKIT_DATA to the folder that holds the data")
-    return os.path.expandvars(str(Path(path).expanduser()))
+class MaskedLM(Section):
+    kind: Literal["masked_lm"]
+    rate: float = Field(default=0.2, gt=0, lt=1)
+    """Share of the tokens that are to be guessed; special tokens never are."""
+    replace: Literal["mask", "80/10/10"] = "mask"
+    """All by [MASK], or 80 % by [MASK], 10 % by a random token and 10 % by themselves."""
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; what is wrong with it is one line."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid TOML: {error}") from None
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+class HeldOutLoss(Section):
+    every: PositiveInt | None = None
+    """Steps between two measurements. ``None`` measures at the end only."""
+    rows: PositiveInt = 512
+    """Of each source that holds documents out; masked the same at every measurement."""
 
 
-def validated(section: type[SectionT], tables: Mapping[str, Any], origin: str) -> SectionT:
-    """Build ``section`` from ``tables``; every mistake in them becomes one line.
+class PretrainRecipe(Training):
+    """Masked language modelling of a NeoBERT from random weights, or from an earlier run's."""
 
-    Raises:
-        UserError: names ``origin``, the dotted keys and what they should be.
-    """
-    try:
-        return section.model_validate(tables)
-    except ValidationError as error:
-        known = _field_names(section)
-        mistakes = "; ".join(_mistake(each, known) for each in error.errors(include_url=False))
-        raise UserError(f"{origin}: {mistakes}") from None
+    model: Architecture
+    init_from: str | None = None
+    """A run's folder or a model's, whose weights training starts from."""
+    data: TextData
+    objective: MaskedLM
+    held_out: HeldOutLoss = HeldOutLoss()
+    shard: bool = False
+    """Split weights, gradients and moments over the ranks (FSDP2)."""
+    compile: bool = False
+    """Compile the encoder with torch.compile."""
+
+    @model_validator(mode="after")
+    def _steps_and_positions(self) -> Self:
+        if self.steps is None:
+            raise ValueError("steps is missing")
+        if self.optim.accumulation != 1:
+            raise ValueError(
+                "optim.accumulation: set data.micro_tokens instead, which changes no gradient"
+            )
+        limit = self.model.max_position_embeddings
+        if self.model.position == "absolute" and self.data.max_tokens > limit:
+            raise ValueError(
+                f"data.max_tokens = {self.data.max_tokens}: the model has "
+                f"max_position_embeddings = {limit}"
+            )
+        return self
+
+
+RecipeT = TypeVar("RecipeT", bound=Training)
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe and apply ``dotted.key=value`` overrides; values are TOML or bare words."""
+    """Read a fine-tuning recipe and apply ``dotted.key=value`` overrides.
+
+    Raises:
+        UserError: there is no such recipe, it is wrong somewhere, or it is one for pretraining.
+    """
+    return _checked(load_any_recipe(name, overrides), Recipe, name)
+
+
+def load_pretrain_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRecipe:
+    """Read a pretraining recipe; otherwise as ``load_recipe``."""
+    return _checked(load_any_recipe(name, overrides), PretrainRecipe, name)
+
+
+def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | PretrainRecipe:
+    """Read a recipe of whatever kind its ``objective`` says."""
     path = find("recipes", name)
-    tables = read_toml(path)
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals:
-            raise UserError(f"--set {override}: write KEY=VALUE, e.g. optim.lr=3e-5")
-        _assign(tables, key.strip(), _parse(value.strip()))
-    return validated(Recipe, tables, str(path))
+    tables = override(read_toml(path), overrides)
+    objective = tables.get("objective")
+    kind = objective.get("kind") if isinstance(objective, dict) else None
+    if kind == "masked_lm":
+        return validated(PretrainRecipe, tables, name)
+    return validated(Recipe, tables, name)
 
 
-def differences(then: Any, now: Any, key: str = "") -> list[str]:
-    """``key: then -> now`` for every leaf of two nested tables that differs."""
-    if isinstance(then, Mapping) and isinstance(now, Mapping):
-        keys = dict.fromkeys([*then, *now])
-        dotted = {name: f"{key}.{name}" if key else str(name) for name in keys}
-        nested = [differences(then.get(k), now.get(k), dotted[k]) for k in keys]
-        return [line for lines in nested for line in lines]
-    return [] if then == now else [f"{key}: {_short(then)} -> {_short(now)}"]
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _mistake(error: Mapping[str, Any], known: set[str]) -> str:
-    where = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
-        return f"{where}: there is no such key" + (f", did you mean {near[0]}?" if near else "")
-    message = str(error["msg"]).removeprefix("Value error, ")
-    shown = "" if error["type"] in {"missing", "value_error"} else f" (got {error['input']!r})"
-    return f"{where}: {message}{shown}" if where else f"{message}{shown}"
-
-
-def _field_names(annotation: Any) -> set[str]:
-    """The names of all fields of a section and of the sections in it."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        fields = annotation.model_fields
-        return set(fields).union(*(_field_names(each.annotation) for each in fields.values()))
-    return set[str]().union(*map(_field_names, get_args(annotation)))
-
-
-def _assign(tables: dict[str, Any], key: str, value: Any) -> None:
-    *parents, last = key.split(".")
-    for parent in parents:
-        tables = tables.setdefault(parent, {})
-        if not isinstance(tables, dict):
-            raise UserError(f"--set {key}: {parent} is a value, not a table")
-    tables[last] = value
-
-
-def _parse(value: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return value
+def _checked(recipe: Training, kind: type[RecipeT], name: str) -> RecipeT:
+    if isinstance(recipe, kind):
+        return recipe
+    command = "finetune" if isinstance(recipe, Recipe) else "pretrain"
+    raise UserError(f"{name}: is a recipe for embedkit {command}")

@@ -14,7 +14,8 @@ import torch
 
 from embedkit import checkpoint
 from embedkit.errors import UserError
-from embedkit.recipe import Recipe, differences
+from embedkit.recipe import Training
+from embedkit.toml import differences
 
 _NEUTRAL = ("data.workers", "logging.", "checkpoints.", "evaluation.")
 """Keys that cannot change what is trained: a resumed run may have other values."""
@@ -84,7 +85,7 @@ def claim(path: Path, *, resume: bool, overwrite: bool) -> RunFolder:
     return RunFolder(path)
 
 
-def describe(folder: RunFolder, recipe: Recipe, facts: Mapping[str, Any]) -> None:
+def describe(folder: RunFolder, recipe: Training, facts: Mapping[str, Any]) -> None:
     """Write ``recipe.toml`` as resolved, and ``run.json``: versions, hardware, fingerprints."""
     tables = recipe.model_dump(mode="json", exclude_none=True)
     (folder.path / "recipe.toml").write_bytes(tomli_w.dumps(tables).encode())

@@ -21,7 +21,7 @@ from embedkit.errors import UserError
 from embedkit.interrupt import StopRequest
 from embedkit.metrics import Metrics
 from embedkit.optim import build_optimizer, lr_at, set_lr
-from embedkit.recipe import Recipe
+from embedkit.recipe import Training
 
 
 class Batch(Protocol):
@@ -75,7 +75,7 @@ class Trainer(Generic[BatchT]):
         objective: Objective[BatchT],
         batches: Callable[[range], Iterator[BatchT]],
         *,
-        recipe: Recipe,
+        recipe: Training,
         folder: Path,
         facts: Mapping[str, Any],
         metrics: Metrics,

@@ -9,7 +9,8 @@ from small_runs import STEPS
 from typer.testing import CliRunner
 
 from embedkit import runs
-from embedkit.recipe import Recipe, load_recipe, validated
+from embedkit.recipe import Recipe, load_recipe
+from embedkit.toml import validated
 from embedkit.trainer import Interrupted
 
 

@@ -15,7 +15,8 @@ import embedkit
 LAYERS = [
     # Layer 0 of the design, in the order in which its modules build on each other.
     {"errors", "interrupt", "keyed", "losses", "tokens"},
-    {"distributed", "recipe", "tokenization"},
+    {"distributed", "toml", "tokenization"},
+    {"recipe"},
     {"optim", "precision", "prompts"},
     # Layers 1 to 4.
     {"checkpoint", "data", "gradcache", "metrics", "models"},

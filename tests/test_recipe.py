@@ -6,7 +6,8 @@ import tomli_w
 from pydantic import ValidationError
 
 from embedkit.errors import UserError
-from embedkit.recipe import Recipe, differences, expand, find, load_recipe, shipped, validated
+from embedkit.recipe import Recipe, load_recipe
+from embedkit.toml import differences, expand, find, shipped, validated
 
 TABLES: dict[str, Any] = {
     "steps": 100,

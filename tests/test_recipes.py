@@ -14,7 +14,8 @@ from embedkit.data.manifest import (
     load_manifest,
     shipped_manifests,
 )
-from embedkit.recipe import Recipe, load_recipe, shipped, validated
+from embedkit.recipe import Recipe, load_recipe
+from embedkit.toml import shipped, validated
 from embedkit.runs import finetune
 
 RECIPES = sorted(

@@ -10,7 +10,8 @@ from torch import nn
 from embedkit import checkpoint, run_folder
 from embedkit.errors import UserError
 from embedkit.optim import build_optimizer
-from embedkit.recipe import Recipe, validated
+from embedkit.recipe import Recipe
+from embedkit.toml import validated
 from embedkit.run_folder import RunFolder
 
 TABLES: dict[str, Any] = {

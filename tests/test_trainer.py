@@ -14,7 +14,8 @@ from embedkit import distributed, keyed
 from embedkit.errors import UserError
 from embedkit.metrics import Metrics
 from embedkit.optim import build_optimizer, lr_at
-from embedkit.recipe import Optim, Recipe, validated
+from embedkit.recipe import Optim, Recipe
+from embedkit.toml import validated
 from embedkit.trainer import Trainer
 
 POINTS = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 0.5], [-2.0, 1.0], [4.0, 0.0], [1.0, 1.0]])

@@ -72,10 +72,11 @@ def show(
     """Print a recipe with every default filled in, or what differs between two."""
     import tomli_w
 
-    from embedkit.recipe import differences, load_recipe
+    from embedkit.recipe import load_any_recipe
+    from embedkit.toml import differences
 
     tables = [
-        load_recipe(name, overrides).model_dump(mode="json", exclude_none=True) for name in recipes
+        load_any_recipe(name, overrides).model_dump(mode="json", exclude_none=True) for name in recipes
     ]
     if len(tables) == 1:
         typer.echo(tomli_w.dumps(tables[0]), nl=False)

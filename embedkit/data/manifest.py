@@ -13,7 +13,7 @@ from pydantic import (
 
 from embedkit.data.columns import ColumnPath, RowFilter
 from embedkit.errors import UserError
-from embedkit.recipe import Section, find, read_toml, shipped, validated
+from embedkit.toml import Section, find, read_toml, shipped, validated
 
 FOLDER = "data_manifests"
 

@@ -29,7 +29,7 @@ from embedkit.data.readers import docstring, icd, obo
 from embedkit.data.sources import Opened, Part
 from embedkit.data.table import Table, TableWriter
 from embedkit.errors import DataError
-from embedkit.recipe import expand, validated
+from embedkit.toml import expand, validated
 
 Split = Literal["train", "held_out"]
 

@@ -20,7 +20,7 @@ from embedkit.data.manifest import (
 )
 from embedkit.data.readers import docstring, icd, obo
 from embedkit.errors import DataError
-from embedkit.recipe import expand
+from embedkit.toml import expand
 
 _DISTRIBUTION = "embedkit-neobert"
 

