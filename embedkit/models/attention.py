@@ -1,0 +1,141 @@
+"""Attention within each of many sequences that lie side by side, without padding.
+
+Shapes: T tokens of all sequences, H heads, D the width of a head.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
+from torch.nn.attention.varlen import varlen_attn
+
+Kernel = Literal["reference", "grouped", "varlen", "flash2"]
+
+
+def choose_kernel(
+    implementation: str | None, device: torch.device, dtype: torch.dtype, head_dim: int
+) -> Kernel:
+    """The kernel for transformers' name of an attention implementation.
+
+    The flash kernels take half precision on CUDA alone; elsewhere any name but ``eager`` means
+    ``grouped``. ``flash_attention_4`` re-routes torch's own kernel, for the whole process.
+    """
+    if implementation == "eager":
+        return "reference"
+    half = dtype in (torch.float16, torch.bfloat16)
+    if device.type != "cuda" or not half or head_dim % 8 or head_dim > 256:
+        return "grouped"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "grouped"
+    if implementation == "flash_attention_2":
+        return "flash2"
+    if implementation == "flash_attention_4" and current_flash_attention_impl() != "FA4":
+        activate_flash_attention_impl("FA4")
+    return "varlen"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the sequences of a flat batch lie: made once a forward, read by every layer.
+
+    ``runs`` are pairs of a length and how many sequences in a row have it. For the grouped kernel
+    sequences are put in the order of their lengths: ``enter`` does so to whatever has a row for
+    every token, ``leave`` undoes it.
+    """
+
+    kernel: Kernel
+    runs: tuple[tuple[int, int], ...]
+    ends: Tensor
+    order: Tensor | None
+    back: Tensor | None
+
+    @classmethod
+    def of(cls, lengths: Tensor, kernel: Kernel, device: torch.device) -> Self:
+        """The layout of sequences of these lengths.
+
+        Shapes: ``lengths`` ``(B,)``, on the CPU; ``ends`` ``(B + 1,)`` int32, on ``device``.
+        """
+        lengths = lengths[lengths > 0]
+        order = back = None
+        if kernel == "grouped" and bool((lengths.diff() < 0).any()):
+            order = lengths.repeat_interleave(lengths).argsort(stable=True)
+            back = order.argsort().to(device)
+            order, lengths = order.to(device), lengths.sort().values
+        distinct, counts = torch.unique_consecutive(lengths, return_counts=True)
+        runs = tuple(zip(distinct.tolist(), counts.tolist(), strict=True))
+        ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        return cls(kernel, runs, ends.to(device, torch.int32), order, back)
+
+    @property
+    def longest(self) -> int:
+        """The longest length, rounded up, as kernels are compiled anew for every other number."""
+        longest = max(length for length, _ in self.runs)
+        return -(-longest // 128) * 128
+
+    def enter(self, x: Tensor) -> Tensor:
+        return x if self.order is None else x.index_select(0, self.order)
+
+    def leave(self, x: Tensor) -> Tensor:
+        return x if self.back is None else x.index_select(0, self.back)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+    """Softmax attention of every token over the tokens of its own sequence.
+
+    Shapes: three of ``(T, H, D)``, in the order of ``layout`` -> ``(T, H, D)``.
+    """
+    return _KERNELS[layout.kernel](q, k, v, layout)
+
+
+def _reference(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+    """By the definition, one sequence at a time: what the other kernels are compared with."""
+    lengths = [length for length, count in layout.runs for _ in range(count)]
+    states = []
+    for one_q, one_k, one_v in zip(
+        q.split(lengths), k.split(lengths), v.split(lengths), strict=True
+    ):
+        scores = torch.einsum("qhd,khd->hqk", one_q, one_k) * q.shape[-1] ** -0.5
+        states.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), one_v))
+    return torch.cat(states)
+
+
+def _grouped(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+    """Sequences of one length together: views of what is there, with neither mask nor copy."""
+    sizes = [length * count for length, count in layout.runs]
+    states = []
+    for (length, count), *flat in zip(
+        layout.runs, q.split(sizes), k.split(sizes), v.split(sizes), strict=True
+    ):
+        one_q, one_k, one_v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in flat)
+        attended = F.scaled_dot_product_attention(one_q, one_k, one_v)
+        states.append(attended.transpose(1, 2).flatten(0, 1))
+    return torch.cat(states)
+
+
+def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+    """The FlashAttention kernels that come with torch."""
+    ends, longest = layout.ends, layout.longest
+    attended = varlen_attn(q, k, v, ends, ends, longest, longest)
+    assert isinstance(attended, Tensor)
+    return attended
+
+
+def _flash2(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+    """The kernels of the flash-attn package."""
+    from flash_attn import flash_attn_varlen_func
+
+    ends, longest = layout.ends, layout.longest
+    attended: Tensor = flash_attn_varlen_func(q, k, v, ends, ends, longest, longest)
+    return attended
+
+
+_KERNELS: dict[Kernel, Callable[[Tensor, Tensor, Tensor, Layout], Tensor]] = {
+    "reference": _reference,
+    "grouped": _grouped,
+    "varlen": _varlen,
+    "flash2": _flash2,
+}

@@ -1,0 +1,31 @@
+"""NeoBERT, made known to transformers when this package is imported."""
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from embedkit.models.neobert.config import NeoBERTConfig
+from embedkit.models.neobert.encoder import NeoBERTModel
+from embedkit.models.neobert.heads import (
+    NeoBERTForMaskedLM,
+    NeoBERTForSequenceClassification,
+    NeoBERTForTokenClassification,
+)
+
+__all__ = [
+    "NeoBERTConfig",
+    "NeoBERTForMaskedLM",
+    "NeoBERTForSequenceClassification",
+    "NeoBERTForTokenClassification",
+    "NeoBERTModel",
+]
+
+AutoConfig.register(NeoBERTConfig.model_type, NeoBERTConfig)
+AutoModel.register(NeoBERTConfig, NeoBERTModel)
+AutoModelForMaskedLM.register(NeoBERTConfig, NeoBERTForMaskedLM)
+AutoModelForSequenceClassification.register(NeoBERTConfig, NeoBERTForSequenceClassification)
+AutoModelForTokenClassification.register(NeoBERTConfig, NeoBERTForTokenClassification)

@@ -1,0 +1,232 @@
+"""``NeoBERTModel``: a pre-norm encoder that reads sequences side by side, without padding.
+
+Shapes: T tokens of all sequences, D width; for the padded call B sequences of L columns.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutput
+
+from embedkit.errors import UserError
+from embedkit.models import rope
+from embedkit.models.attention import Layout, attend, choose_kernel
+from embedkit.models.neobert.config import NeoBERTConfig
+from embedkit.tokens import TokenBatch
+
+Rotation = tuple[Tensor, Tensor] | None
+"""Cosine and sine of every token's angles; ``None`` where positions are embedded."""
+
+
+class SwiGLU(nn.Module):
+    """``w3(silu(gate) * up)``; the first half of ``w12`` makes the gate, the second what passes."""
+
+    def __init__(self, config: NeoBERTConfig) -> None:
+        super().__init__()
+        self.w12 = nn.Linear(config.hidden_size, 2 * config.ffn_width, bias=False)
+        self.w3 = nn.Linear(config.ffn_width, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.w12(x).chunk(2, dim=-1)
+        passed: Tensor = self.w3(F.silu(gate) * up)
+        return passed
+
+
+class GELU(nn.Module):
+    """The feed-forward block of BERT, without biases."""
+
+    def __init__(self, config: NeoBERTConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.hidden_size, config.ffn_width, bias=False)
+        self.down = nn.Linear(config.ffn_width, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        passed: Tensor = self.down(F.gelu(self.up(x)))
+        return passed
+
+
+class EncoderBlock(GradientCheckpointingLayer):
+    """Attention and feed-forward, each on normed input and added to what came in."""
+
+    def __init__(self, config: NeoBERTConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self._head_dim = config.head_dim
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.wo = nn.Linear(width, width, bias=False)
+        self.ffn = SwiGLU(config) if config.hidden_act == "swiglu" else GELU(config)
+        self.attention_norm = _norm(config)
+        self.ffn_norm = _norm(config)
+
+    def forward(self, x: Tensor, rotation: Rotation, layout: Layout) -> Tensor:
+        x = x + self._attention(self.attention_norm(x), rotation, layout)
+        after: Tensor = x + self.ffn(self.ffn_norm(x))
+        return after
+
+    def _attention(self, x: Tensor, rotation: Rotation, layout: Layout) -> Tensor:
+        # The rows of qkv are grouped by head: q, k and v of the first, then of the second.
+        q, k, v = self.qkv(x).unflatten(-1, (-1, 3 * self._head_dim)).chunk(3, dim=-1)
+        if rotation is not None:
+            q, k = rope.rotate(q, *rotation), rope.rotate(k, *rotation)
+        attended: Tensor = self.wo(attend(q, k, v, layout).flatten(1))
+        return attended
+
+
+class NeoBERTPreTrainedModel(PreTrainedModel):
+    """What every NeoBERT has: its config, its initial weights, and how transformers treats it."""
+
+    config: NeoBERTConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _input_embed_layer = "encoder"
+    _no_split_modules = ["EncoderBlock"]  # noqa: RUF012
+    _supports_sdpa = True
+    _supports_flash_attn = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        # transformers makes these functions leave alone what it has loaded.
+        if isinstance(module, nn.Linear):
+            limit = self.config.decoder_init_range
+            nn.init.uniform_(module.weight, -limit, limit)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            limit = self.config.embedding_init_range
+            nn.init.uniform_(module.weight, -limit, limit)
+        elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            if isinstance(module, nn.LayerNorm):
+                nn.init.zeros_(module.bias)
+
+
+class NeoBERTModel(NeoBERTPreTrainedModel):
+    """The encoder without a head: token ids in, normed hidden states out."""
+
+    def __init__(self, config: NeoBERTConfig) -> None:
+        super().__init__(config)
+        width = config.hidden_size
+        self.encoder = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
+        if config.position == "absolute":
+            # As published: row 0 is padding's, and position p is row p + 1.
+            self.positional_embedding = nn.Embedding(config.max_position_embeddings + 1, width)
+        self.transformer_encoder = nn.ModuleList(
+            EncoderBlock(config) for _ in range(config.num_hidden_layers)
+        )
+        self.layer_norm = _norm(config)
+        self.post_init()
+
+    def encode_tokens(self, tokens: TokenBatch) -> Tensor:
+        """The hidden states of sequences side by side.
+
+        Shapes: T tokens -> ``(T, D)``, in the order of their ids.
+        """
+        states: Tensor = self(tokens=tokens).last_hidden_state
+        return states
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        *,
+        tokens: TokenBatch | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """Encode padded sequences, or ``tokens``, which have no padding.
+
+        Padding may stand anywhere; its hidden states are zero. ``hidden_states`` are the embeddings
+        and what each block makes of them, the last of them normed, and so ``last_hidden_state``.
+
+        Shapes: ``(B, L)``, or ``(B, L, D)`` for ``inputs_embeds`` -> ``(B, L, D)``; ``tokens`` of
+        T tokens -> ``(T, D)``.
+        """
+        if sum(each is not None for each in (input_ids, inputs_embeds, tokens)) != 1:
+            raise UserError("pass exactly one of input_ids, inputs_embeds and tokens")
+        keep = output_hidden_states
+        if keep is None:
+            keep = bool(self.config.output_hidden_states)
+        given = inputs_embeds if input_ids is None else input_ids
+        if given is None:
+            assert tokens is not None
+            states = self._unpadded_states(tokens, keep=keep)
+        else:
+            states = self._padded_states(given, attention_mask, position_ids, keep=keep)
+        output: Any = BaseModelOutput
+        return output(last_hidden_state=states[-1], hidden_states=tuple(states) if keep else None)
+
+    def _unpadded_states(self, tokens: TokenBatch, *, keep: bool) -> list[Tensor]:
+        starts = tokens.offsets[:-1].repeat_interleave(tokens.lengths)
+        positions = torch.arange(tokens.num_tokens) - starts
+        return self._states(self.encoder(tokens.ids), tokens.lengths, positions, keep=keep)
+
+    def _padded_states(
+        self,
+        given: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        *,
+        keep: bool,
+    ) -> list[Tensor]:
+        batch, width = given.shape[:2]
+        if attention_mask is None:
+            attention_mask = given.new_ones(batch, width, dtype=torch.bool)
+        rows, columns = attention_mask.nonzero(as_tuple=True)
+        embeddings = given[rows, columns]
+        if given.dim() == 2:
+            embeddings = self.encoder(embeddings)
+        positions = columns
+        if position_ids is not None:
+            positions = position_ids.expand(batch, width)[rows, columns]
+        lengths = torch.bincount(rows, minlength=batch).cpu()
+        states = self._states(embeddings, lengths, positions, keep=keep)
+        return [
+            state.new_zeros(batch, width, state.shape[-1]).index_put((rows, columns), state)
+            for state in states
+        ]
+
+    def _states(
+        self, embeddings: Tensor, lengths: Tensor, positions: Tensor, *, keep: bool
+    ) -> list[Tensor]:
+        """The normed states behind the last block; those of ``keep`` are before each block."""
+        layout = self._layout(embeddings, lengths)
+        positions = layout.enter(positions.to(embeddings.device))
+        x, rotation = layout.enter(embeddings), None
+        if self.config.position == "absolute":
+            x = x + self._embedded_positions(positions, int(lengths.max()))
+        else:
+            precision = torch.promote_types(self.dtype, torch.float32)
+            rotation = rope.cos_sin(self.config, positions, precision)
+        states = []
+        for block in self.transformer_encoder:
+            if keep:
+                states.append(layout.leave(x))
+            x = block(x, rotation, layout)
+        return [*states, layout.leave(self.layer_norm(x))]
+
+    def _layout(self, embeddings: Tensor, lengths: Tensor) -> Layout:
+        device, dtype = embeddings.device, embeddings.dtype
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+        implementation = self.config._attn_implementation
+        kernel = choose_kernel(implementation, device, dtype, self.config.head_dim)
+        return Layout.of(lengths, kernel, device)
+
+    def _embedded_positions(self, positions: Tensor, longest: int) -> Tensor:
+        limit = self.config.max_position_embeddings
+        if longest > limit:
+            raise UserError(
+                f"a sequence of {longest} tokens: the model has {limit} positions; cut the text"
+            )
+        embedded: Tensor = self.positional_embedding(positions + 1)
+        return embedded
+
+
+def _norm(config: NeoBERTConfig) -> nn.Module:
+    kind = nn.RMSNorm if config.norm == "rmsnorm" else nn.LayerNorm
+    return kind(config.hidden_size, eps=config.norm_eps)
