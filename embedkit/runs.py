@@ -21,6 +21,7 @@ from embedkit.metrics import Metrics, check_trackers, open_trackers
 from embedkit.mixture import Mixture, build_schedule, open_mixture, resolve_steps, stored_prompts
 from embedkit.models import hub
 from embedkit.models.embedder import Embedder
+from embedkit.models.export import write_model
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.prompts import instruction_prompts
 from embedkit.recipe import Recipe, load_recipe
@@ -249,7 +250,7 @@ def _begin(run: _Run, folder: RunFolder, metrics: Metrics, start: int) -> None:
 def _finish(run: _Run, folder: RunFolder, measuring: Measuring, console: Console) -> None:
     """Export at once, so that the model is there whatever becomes of its evaluation."""
     card = partial(report.model_card, run.embedder, run.recipe, run.mixture)
-    hub.export(run.embedder, folder.model, card=card(None, None))
+    write_model(run.embedder, folder.model, card=card(None, None))
     console.print(f"model: {folder.model}", highlight=False, markup=False, soft_wrap=True)
     before, after = measuring.after()
     if after is None:

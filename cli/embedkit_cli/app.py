@@ -10,6 +10,8 @@ import typer
 from embedkit.errors import UserError
 from embedkit_cli import data
 from embedkit_cli.evaluate import eval_mteb
+from embedkit_cli.export import export
+from embedkit_cli.perplexity import eval_perplexity
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +21,8 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.command("eval-mteb")(eval_mteb)
+app.command("eval-perplexity")(eval_perplexity)
+app.command("export")(export)
 
 RecipeName = Annotated[
     str, typer.Option("--recipe", help="A name under recipes/, without .toml, or a path.")

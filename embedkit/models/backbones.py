@@ -6,10 +6,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from embedkit.models.neobert import NeoBERTModel
 from embedkit.tokens import TokenBatch
 
 _CHUNK_COST = {"cpu": 128, "cuda": 512}
 """What one more forward costs, in tokens: the price at which padding is worth avoiding."""
+
+_POSITION_TABLES = {"position_embeddings": 0, "positional_embedding": 1}
+"""Tables of absolute positions by name, transformers' and ours, and how many rows padding has."""
 
 
 class Backbone(nn.Module):
@@ -43,6 +47,38 @@ class Backbone(nn.Module):
         hidden: Tensor = output.last_hidden_state
         kept = _real_positions(chunk.lengths, input_ids.shape[1]).to(hidden.device)
         return hidden.reshape(-1, hidden.shape[-1])[kept]
+
+
+class NeoBERTBackbone(nn.Module):
+    """A NeoBERT as a function from tokens to their hidden states, without padding anywhere.
+
+    Shapes: as ``Backbone``.
+    """
+
+    def __init__(self, model: NeoBERTModel) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def width(self) -> int:
+        return self.model.config.hidden_size
+
+    def forward(self, tokens: TokenBatch) -> Tensor:
+        return self.model.encode_tokens(tokens)
+
+
+def absolute_positions(model: nn.Module) -> int | None:
+    """How many tokens a model's table of positions serves; ``None``: it has none, and no end.
+
+    A table that knows its padding row, as RoBERTa's, is used from behind that row.
+    """
+    for path, module in model.named_modules():
+        name = path.rpartition(".")[2]
+        if isinstance(module, nn.Embedding) and name in _POSITION_TABLES:
+            padding = module.padding_idx
+            unused = _POSITION_TABLES[name] if padding is None else padding + 1
+            return module.num_embeddings - unused
+    return None
 
 
 def padding_plan(lengths: Tensor, chunk_cost: int) -> list[Tensor]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from embedkit.models.backbones import Backbone
+from embedkit.models.backbones import Backbone, NeoBERTBackbone
 from embedkit.tokenization import Tokenize
 from embedkit.tokens import TokenBatch, chunks_by_budget
 
@@ -37,11 +37,13 @@ class Embedder(nn.Module):
         position_limit: the longest sequence that the backbone can read.
         name: what reports call the model.
         autocast: the type of the matrix products; ``None`` keeps that of the weights.
+        default_prompt_name: the prompt that sentence-transformers applies where none is asked for;
+            kept for the export, since ``encode`` applies what it is told to.
     """
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: Backbone | NeoBERTBackbone,
         tokenizer: PreTrainedTokenizerBase,
         *,
         pooling: Pooling,
@@ -51,6 +53,7 @@ class Embedder(nn.Module):
         position_limit: int,
         name: str,
         autocast: torch.dtype | None = None,
+        default_prompt_name: str | None = None,
     ) -> None:
         super().__init__()
         self.backbone, self.tokenizer = backbone, tokenizer
@@ -58,6 +61,7 @@ class Embedder(nn.Module):
         self.prompts, self.max_tokens = dict(prompts), max_tokens
         self.position_limit = position_limit
         self.name, self.autocast = name, autocast
+        self.default_prompt_name = default_prompt_name
 
     def forward(self, tokens: TokenBatch) -> Tensor:
         """Embed tokens. Shapes: B sequences of T tokens -> ``(B, D)``, unit-norm, fp32 or wider."""

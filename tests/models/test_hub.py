@@ -7,143 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bare import run_bare
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer
-from tiny import MINILM
+from tiny import MINILM, real_tokenizer
+from transformers import RobertaConfig, RobertaForMaskedLM
 
 from embedkit.errors import UserError
 from embedkit.models import hub
-from embedkit.models.embedder import Embedder
+from embedkit.models.export import write_model
 from embedkit.recipe import Embedder as Settings
 
 TEXTS = ["Fever with chills", "", "def add(a, b): return a + b", "word " * 200]
-PROMPTS = {"query": "find: ", "document": "passage number: ", "mine-query": "mine: "}
-KINDS = {
-    "mean": Settings(pooling="mean"),
-    "cls": Settings(pooling="cls"),
-    "mean-of-text": Settings(pooling="mean", include_prompt=False),
-    "first-of-text": Settings(pooling="cls", include_prompt=False),
-}
-
-
-def load(folder: Path, kind: str = "mean") -> Embedder:
-    embedder = hub.load(str(folder), settings=KINDS[kind])
-    embedder.prompts = PROMPTS
-    embedder.max_tokens = 60
-    return embedder
-
-
-@pytest.fixture(scope="module")
-def exported(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an export of each kind."""
-    root = tmp_path_factory.mktemp("exported")
-    for kind in KINDS:
-        hub.export(load(tiny_model, kind), root / kind, card="# mine\n")
-    return root
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_export_gives_sentence_transformers_the_same_vectors(
-    exported: Path, tiny_model: Path, kind: str
-) -> None:
-    ours = load(tiny_model, kind)
-    theirs = SentenceTransformer(str(exported / kind), device="cpu")
-    assert {name: theirs.prompts[name] for name in PROMPTS} == PROMPTS
-    assert theirs.max_seq_length == 60
-    np.testing.assert_allclose(theirs.encode(TEXTS), ours.encode(TEXTS), atol=1e-5)
-    np.testing.assert_allclose(theirs.encode_query(TEXTS), ours.encode_query(TEXTS), atol=1e-5)
-    documents = theirs.encode_document(TEXTS)
-    np.testing.assert_allclose(documents, ours.encode_document(TEXTS), atol=1e-5)
-    assert not np.allclose(ours.encode_query(TEXTS), ours.encode_document(TEXTS), atol=1e-3)
-
-
-ELSEWHERE = """
-import importlib.util, sys
-import numpy as np
-assert importlib.util.find_spec("embedkit") is None
-assert importlib.util.find_spec("embedkit_cli") is None
-from sentence_transformers import SentenceTransformer
-texts = {texts!r}
-for kind in {kinds!r}:
-    model = SentenceTransformer(kind, device="cpu")
-    assert model.prompts["mine-query"] == "mine: "
-    vectors = model.encode_query(texts), model.encode_document(texts)
-    np.save(f"{{sys.argv[1]}}/{{kind}}.npy", np.stack(vectors))
-"""
-
-
-@pytest.mark.slow
-def test_an_export_needs_no_embedkit(
-    exported: Path, tiny_model: Path, bare_python: Path, tmp_path: Path
-) -> None:
-    code = ELSEWHERE.format(texts=TEXTS, kinds=list(KINDS))
-    run_bare([bare_python, "-c", code, tmp_path], cwd=exported)
-    for kind in KINDS:
-        ours = load(tiny_model, kind)
-        expected = np.stack([ours.encode_query(TEXTS), ours.encode_document(TEXTS)])
-        np.testing.assert_allclose(np.load(tmp_path / f"{kind}.npy"), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_export_is_loaded_again_as_it_was(exported: Path, tiny_model: Path, kind: str) -> None:
-    again = hub.load(str(exported / kind))
-    assert again.prompts == PROMPTS
-    assert again.identity == load(tiny_model, kind).identity
-
-
-def test_an_export_holds_no_code_and_no_limit_but_the_models(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    embedder = load(tiny_model)
-    embedder.encode(["a text that is cut"])
-    hub.export(embedder, tmp_path / "model", card="# mine\n")
-    files = {path.name: path for path in (tmp_path / "model").iterdir()}
-    assert not [name for name in files if name.endswith((".py", ".bin"))]
-    assert "auto_map" not in files["config.json"].read_text()
-    tokenizer = json.loads(files["tokenizer.json"].read_text())
-    assert (tokenizer["truncation"], tokenizer["padding"]) == (None, None)
-    assert files["README.md"].read_text() == "# mine\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_an_export_replaces_an_older_one(tiny_model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    hub.export(load(tiny_model), folder)
-    (folder / "left.txt").write_text("over")
-    embedder = load(tiny_model)
-    with torch.no_grad():
-        next(embedder.parameters()).zero_()
-    hub.export(embedder, folder)
-    assert not (folder / "left.txt").exists()
-    assert hub.load(str(folder)).identity == embedder.identity
-
-
-def test_an_export_that_fails_leaves_the_older_one_and_nothing_else(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "model"
-    hub.export(load(tiny_model), folder)
-    broken = load(tiny_model)
-    monkeypatch.setattr(broken.tokenizer, "save_pretrained", fail)
-    with pytest.raises(OSError, match="no space"):
-        hub.export(broken, folder)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert hub.load(str(folder)).identity == load(tiny_model).identity
-
-
-def fail(*_arguments: object) -> None:
-    raise OSError("no space left on device")
-
-
-def test_a_folder_of_sentence_transformers_own_making_is_read(
-    exported: Path, tmp_path: Path
-) -> None:
-    SentenceTransformer(str(exported / "cls"), device="cpu").save(str(tmp_path / "saved"))
-    again, before = hub.load(str(tmp_path / "saved")), hub.load(str(exported / "cls"))
-    assert (again.pooling, again.max_tokens) == ("cls", 60)
-    assert again.prompts == PROMPTS
-    np.testing.assert_array_equal(again.encode_query(TEXTS), before.encode_query(TEXTS))
 
 
 def test_an_alias_a_package_and_its_folder_are_one_model() -> None:
@@ -160,10 +33,54 @@ def test_a_bare_encoder_is_pooled_by_the_mean_and_reads_what_it_can(tiny_model: 
     assert embedder.max_tokens == 128
 
 
-def test_settings_win_over_what_the_folder_says(exported: Path) -> None:
+def test_settings_win_over_what_the_folder_says(tiny_model: Path, tmp_path: Path) -> None:
+    write_model(hub.load(str(tiny_model), settings=Settings(pooling="cls")), tmp_path / "cls")
+    assert hub.load(str(tmp_path / "cls")).pooling == "cls"
     settings = Settings(pooling="mean", include_prompt=False)
-    embedder = hub.load(str(exported / "cls"), settings=settings)
+    embedder = hub.load(str(tmp_path / "cls"), settings=settings)
     assert (embedder.pooling, embedder.include_prompt) == ("mean", False)
+
+
+def test_a_stored_limit_beyond_the_models_own_is_cut_to_it(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    embedder = hub.load(str(tiny_model))
+    embedder.max_tokens = 512
+    write_model(embedder, tmp_path / "model")
+    again = hub.load(str(tmp_path / "model"))
+    assert (again.max_tokens, again.position_limit) == (128, 128)
+    assert again.encode(["word " * 200]).shape == (1, 32)
+
+
+def write_roberta(folder: Path) -> Path:
+    """A RoBERTa with 34 rows of positions, two of them in front of the first token's."""
+    config = RobertaConfig(
+        vocab_size=30522,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=34,
+    )
+    RobertaForMaskedLM(config).save_pretrained(folder)
+    real_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_positions_in_front_of_the_first_token_are_not_counted(tmp_path: Path) -> None:
+    embedder = hub.load(str(write_roberta(tmp_path)))
+    assert (embedder.max_tokens, embedder.position_limit) == (32, 32)
+    assert embedder.encode(["word " * 200]).shape == (1, 16)
+
+
+def test_a_masked_language_model_comes_whole_or_not_at_all(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    network = hub.load_masked_lm(str(write_roberta(tmp_path)))
+    assert not network.training
+    assert network.get_output_embeddings().weight.dtype == torch.float32
+    with pytest.raises(UserError, match=r"its file lacks \d+ weights \(cls\.predictions"):
+        hub.load_masked_lm(str(tiny_model))
 
 
 def test_a_model_is_ready_to_encode_and_its_tokenizer_pads_nothing() -> None:

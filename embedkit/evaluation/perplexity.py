@@ -1,0 +1,256 @@
+"""Pseudo-perplexity against length (paper, section 5.3 and appendix E).
+
+Every token of a document that is not special is masked in turn; the pseudo-perplexity is the
+exponential of the mean of their cross-entropies.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from embedkit import distributed, keyed, precision
+from embedkit.data import files
+from embedkit.errors import DataError, UserError
+from embedkit.evaluation.guesses import Guesser
+from embedkit.evaluation.perplexity_plot import plot
+from embedkit.evaluation.perplexity_results import (
+    Point,
+    ResultFile,
+    Scored,
+    summarise,
+    write_csv,
+)
+from embedkit.evaluation.progress import progress_bar
+from embedkit.models import hub
+from embedkit.models.backbones import absolute_positions
+from embedkit.tokenization import Tokenize
+
+_TEXTS = 64
+"""Documents tokenized at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which tokens are masked."""
+
+    lengths: tuple[int, ...]
+    """In tokens, special ones included."""
+    documents: int
+    """Of each length, at most."""
+    positions: int | None
+    """Of each document, drawn at random; ``None`` is all."""
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not self.lengths or min(self.lengths) < 3:
+            shown = ",".join(map(str, self.lengths)) or "none"
+            raise UserError(f"lengths {shown}: give numbers of tokens from 3 on, e.g. 512,1024")
+        if self.documents < 1:
+            raise UserError(f"documents {self.documents}: must be 1 or more")
+        if self.positions is not None and self.positions < 2:
+            raise UserError(f"positions {self.positions}: must be all, or 2 or more")
+
+
+def evaluate_perplexity(
+    models: Sequence[str],
+    data: str | Path,
+    output: str | Path,
+    plan: Plan,
+    *,
+    dtype: str = "auto",
+    console: Console | None = None,
+) -> list[Point]:
+    """Measure models at several lengths; keep every document's loss under ``output``.
+
+    For each length the documents are the first in ``data`` that have as many tokens, cut to it.
+    What is scored already is not scored again, and an interruption loses only the document at
+    hand. Writes ``perplexity.csv`` and a plot of it.
+
+    Args:
+        models: masked language models: folders, hub ids, ``package:<distribution>/<path>``.
+        data: a file with a column ``text``, a document a row.
+        output: a folder; ``documents.jsonl`` in it may hold the losses of many models.
+        plan: which tokens are masked.
+        dtype: ``auto`` (bf16 where native, else fp32), ``bf16``, ``fp16`` or ``fp32``.
+        console: where progress is shown; standard error by default.
+
+    Raises:
+        UserError: a model lacks its head or cannot read so many tokens, or no document is as long.
+    """
+    device = distributed.local_device()
+    autocast = precision.autocast_dtype(dtype, device)
+    # All is opened and checked before anything is scored, which may take hours.
+    subjects = [_open(model, name, data, plan) for model, name in _named(models)]
+    results = ResultFile(Path(output) / "documents.jsonl")
+    points = []
+    total = sum(len(documents) for each in subjects for documents in each.documents.values())
+    with progress_bar(console, total) as progress:
+        task = progress.task_ids[0]
+        for subject in subjects:
+            scorer = _Scorer(subject, device, autocast, results)
+            for length, documents in subject.documents.items():
+                progress.update(task, description=f"{subject.name}, {length} tokens")
+                scored = []
+                for document in documents:
+                    scored.append(scorer.score(document))
+                    progress.advance(task)
+                points.append(summarise(scored))
+                _print(progress.console, _line(points[-1]))
+            subject.model.cpu()
+    write_csv(points, Path(output) / "perplexity.csv")
+    if remark := plot(points, Path(output) / "perplexity"):
+        _print(progress.console, remark)
+    return points
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    row: int
+    ids: Tensor
+    maskable: int
+    positions: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A model and what it is asked."""
+
+    name: str
+    model: PreTrainedModel
+    mask_id: int
+    documents: Mapping[int, list[_Document]]
+
+
+class _Scorer:
+    def __init__(
+        self,
+        subject: _Subject,
+        device: torch.device,
+        autocast: torch.dtype | None,
+        results: ResultFile,
+    ) -> None:
+        nn.Module.to(subject.model, device)
+        self._guesser = Guesser(subject.model, subject.mask_id, autocast=autocast)
+        self._name, self._results = subject.name, results
+        self._identity = self._guesser.identity
+
+    def score(self, document: _Document) -> Scored:
+        """Score a document, unless its result is there."""
+        key = self._key(document)
+        if found := self._results.get(key):
+            # The same weights may have been scored under another name.
+            return replace(found, model=self._name)
+        losses = self._guesser.losses(document.ids, document.positions)
+        scored = Scored(
+            key=key,
+            model=self._name,
+            length=len(document.ids),
+            document=document.row,
+            maskable=document.maskable,
+            positions=len(losses),
+            loss=float(losses.mean()),
+            variance=float(losses.var()) if len(losses) > 1 else 0.0,
+        )
+        self._results.add(scored)
+        return scored
+
+    def _key(self, document: _Document) -> str:
+        digest = hashlib.sha256(self._identity.encode())
+        digest.update(document.ids.numpy().tobytes())
+        digest.update(document.positions.numpy().tobytes())
+        return digest.hexdigest()
+
+
+def _named(models: Sequence[str]) -> list[tuple[str, str]]:
+    """Each model with the name it bears in results: its own words where short names clash."""
+    names = [hub.display_name(model) for model in models]
+    return [
+        (model, name if names.count(name) == 1 else model)
+        for model, name in zip(models, names, strict=True)
+    ]
+
+
+def _open(model: str, name: str, data: str | Path, plan: Plan) -> _Subject:
+    tokenizer = hub.load_tokenizer(model)
+    if tokenizer.mask_token_id is None:
+        raise UserError(f"{model}: its tokenizer has no mask token; pass a masked language model")
+    network = hub.load_masked_lm(model)
+    limit = absolute_positions(network)
+    if limit is not None and max(plan.lengths) > limit:
+        raise UserError(
+            f"--lengths {max(plan.lengths)}: {model} has a table of {limit} positions; "
+            f"leave out the lengths beyond {limit}"
+        )
+    documents = _documents(tokenizer, data, plan)
+    return _Subject(name, network, tokenizer.mask_token_id, documents)
+
+
+def _documents(
+    tokenizer: PreTrainedTokenizerBase, data: str | Path, plan: Plan
+) -> dict[int, list[_Document]]:
+    """The first documents that are long enough, by length."""
+    tokenize = Tokenize(tokenizer)
+    special = torch.tensor(tokenizer.all_special_ids)
+    found: dict[int, list[_Document]] = {length: [] for length in plan.lengths}
+    rows, longest = _texts(Path(data)), 0
+    while batch := list(islice(rows, _TEXTS)):
+        sizes = tokenize([text for _, text in batch], "", max(plan.lengths)).lengths.tolist()
+        longest = max(longest, *sizes)
+        for length, documents in found.items():
+            for (row, text), size in zip(batch, sizes, strict=True):
+                if size >= length and len(documents) < plan.documents:
+                    document = _masked(row, tokenize([text], "", length).ids, special, plan)
+                    documents += [document] if document.maskable else []
+        if all(len(documents) == plan.documents for documents in found.values()):
+            break
+    for length, documents in found.items():
+        if not documents:
+            raise UserError(
+                f"--lengths {length}: no document of {data} has so many tokens "
+                f"(the longest has {longest}); leave that length out, or pass longer documents"
+            )
+    return found
+
+
+def _masked(row: int, ids: Tensor, special: Tensor, plan: Plan) -> _Document:
+    """Draw the positions: a function of the seed, the document's row and its tokens' number."""
+    maskable = (~torch.isin(ids, special)).nonzero().squeeze(1)
+    size, wanted = len(maskable), plan.positions
+    if wanted is None or wanted >= size:
+        return _Document(row, ids, size, maskable)
+    shuffle = keyed.key(plan.seed, "masked alone", row)
+    drawn = torch.from_numpy(keyed.permute(np.arange(wanted), size, shuffle))
+    return _Document(row, ids, size, maskable[drawn])
+
+
+def _texts(data: Path) -> Iterator[tuple[int, str]]:
+    if not data.is_file():
+        raise UserError(f"--data {data}: no such file")
+    for row, values in files.rows(data):
+        text = values.get("text")
+        if not isinstance(text, str):
+            raise DataError(f"{data}, {files.unit(data)} {row}: has no string under text")
+        if text.strip():
+            yield row, text
+
+
+def _print(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _line(point: Point) -> str:
+    spread = point.pseudo_perplexity_stderr
+    error = "" if spread is None else f" ± {spread:.3g}"
+    return (
+        f"{point.model}, {point.length} tokens: pseudo-perplexity "
+        f"{point.pseudo_perplexity:.4g}{error} ({point.documents} documents, "
+        f"{point.positions} positions)"
+    )

@@ -1,0 +1,188 @@
+"""Models out: an ``Embedder`` becomes a folder that opens where embedkit is absent."""
+
+import glob
+import json
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from embedkit.errors import UserError
+from embedkit.models import hub
+from embedkit.models.embedder import Embedder
+from embedkit.models.eurobert import obstacle, to_eurobert
+from embedkit.models.neobert import NeoBERTModel
+from embedkit.models.neobert.keys import save_hub_layout
+from embedkit.models.onnx import check_installed, write_onnx
+from embedkit.models.quiet import no_bars
+from embedkit.tokenization import Tokenize
+
+TARGETS = ("eurobert", "neobert", "onnx")
+"""What ``export`` can write."""
+
+# The class names that every release of sentence-transformers reads, old and new.
+_TRANSFORMER = "sentence_transformers.models.Transformer"
+_POOLING = "sentence_transformers.models.Pooling"
+_NORMALIZE = "sentence_transformers.models.Normalize"
+
+
+def export(
+    model: str | Path | Embedder,
+    output: str | Path,
+    *,
+    to: str = "eurobert",
+    overwrite: bool = False,
+) -> Path:
+    """Write a model in a form that others read; whole or not at all.
+
+    Args:
+        model: a hub id, a folder, ``package:<distribution>/<path>``, an alias, or a loaded model.
+        output: the folder to write.
+        to: ``eurobert``, a NeoBERT as a stock sentence-transformers folder; ``neobert``, its
+            authors' layout, with the decoder where ``model`` has one; ``onnx``, any encoder as a
+            graph from tokens to vectors.
+        overwrite: replace what lies in ``output``.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UserError: there is no such model, it cannot take that form, or ``output`` is taken.
+    """
+    if to not in TARGETS:
+        raise UserError(f"to {to}: choose {', '.join(TARGETS)}")
+    folder = Path(output)
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise UserError(f"{folder}: is not empty; replace it with --overwrite")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; choose another --output")
+    if to == "onnx":
+        check_installed()
+    embedder = model if isinstance(model, Embedder) else hub.load(str(model))
+    with whole_folder(folder) as aside:
+        if to == "onnx":
+            write_onnx(embedder, aside / "model.onnx")
+        else:
+            _write_neobert(embedder, None if isinstance(model, Embedder) else str(model), to, aside)
+            _write_settings(embedder, aside)
+        _write_tokenizer(embedder, aside)
+    return folder
+
+
+def write_model(embedder: Embedder, folder: Path, *, card: str = "") -> None:
+    """Write a sentence-transformers folder that opens without embedkit and without remote code.
+
+    The folder appears whole or not at all; an older one of the same name is replaced. An ablation
+    of NeoBERT that has no stock form is written in NeoBERT's own, with a warning.
+    """
+    network = embedder.backbone.model
+    with whole_folder(folder) as aside:
+        if not isinstance(network, NeoBERTModel):
+            with no_bars():
+                network.save_pretrained(aside)
+        elif reason := obstacle(network.config):
+            warnings.warn(
+                f"{folder}: opens only where embedkit is imported: {reason}", stacklevel=2
+            )
+            save_hub_layout(network, aside)
+        else:
+            _write_eurobert(network, embedder, aside)
+        _write_tokenizer(embedder, aside)
+        _write_settings(embedder, aside)
+        (aside / "README.md").write_text(card, encoding="utf-8")
+
+
+def _write_neobert(embedder: Embedder, source: str | None, to: str, folder: Path) -> None:
+    network = embedder.backbone.model
+    if not isinstance(network, NeoBERTModel):
+        raise UserError(
+            f"{embedder.name}: is a {network.config.model_type}, not a NeoBERT; --to onnx takes "
+            "any encoder"
+        )
+    if to == "neobert":
+        save_hub_layout(hub.load_neobert(source) if source else network, folder)
+    elif reason := obstacle(network.config):
+        raise UserError(f"{embedder.name}: {reason}; --to neobert keeps it as it is")
+    else:
+        _write_eurobert(network, embedder, folder)
+
+
+def _write_eurobert(network: NeoBERTModel, embedder: Embedder, folder: Path) -> None:
+    twin = to_eurobert(network)
+    tokenizer = embedder.tokenizer
+    twin.config.mask_token_id = tokenizer.mask_token_id
+    twin.config.bos_token_id, twin.config.eos_token_id = (
+        tokenizer.cls_token_id,
+        tokenizer.sep_token_id,
+    )
+    with no_bars():
+        twin.save_pretrained(folder)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside ``folder`` that takes its place when the block is left without an error."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{folder.name}.part-"
+    # What a kill has left of an earlier one.
+    for left in folder.parent.glob(f"{glob.escape(prefix)}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    aside = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    try:
+        yield aside
+        aside.chmod(0o755)
+        if folder.exists():
+            older = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+            folder.rename(older)
+            aside.rename(folder)
+            shutil.rmtree(older)
+        else:
+            aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_tokenizer(embedder: Embedder, folder: Path) -> None:
+    # Or the file would cut at whatever limit was in use last.
+    Tokenize(embedder.tokenizer)
+    embedder.tokenizer.save_pretrained(folder)
+
+
+def _write_settings(embedder: Embedder, folder: Path) -> None:
+    """Write what sentence-transformers reads beside an encoder: pooling, prompts, limit."""
+    for name, content in _settings(embedder).items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _settings(embedder: Embedder) -> dict[str, Any]:
+    types = {"": _TRANSFORMER, "1_Pooling": _POOLING, "2_Normalize": _NORMALIZE}
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": kind}
+        for number, (path, kind) in enumerate(types.items())
+    ]
+    return {
+        "modules.json": modules,
+        "sentence_bert_config.json": {
+            "max_seq_length": embedder.max_tokens,
+            "do_lower_case": False,
+        },
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": embedder.backbone.width,
+            "pooling_mode_cls_token": embedder.pooling == "cls",
+            "pooling_mode_mean_tokens": embedder.pooling == "mean",
+            "pooling_mode_max_tokens": False,
+            "pooling_mode_mean_sqrt_len_tokens": False,
+            "include_prompt": embedder.include_prompt,
+        },
+        "2_Normalize/config.json": {},
+        "config_sentence_transformers.json": {
+            "prompts": embedder.prompts,
+            "default_prompt_name": embedder.default_prompt_name,
+            "similarity_fn_name": "cosine",
+        },
+    }

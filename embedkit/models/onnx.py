@@ -1,0 +1,89 @@
+"""An embedder as an ONNX graph: padded tokens in, hidden states and unit vectors out."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from embedkit.errors import UserError
+from embedkit.models.embedder import Embedder, Pooling
+from embedkit.models.eurobert import obstacle, to_eurobert
+from embedkit.models.neobert import NeoBERTModel
+
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+_OPSET = 18
+_ONE_FILE = 1_900_000_000
+"""Bytes of weights up to which they lie inside the graph's file, which may have 2 GB."""
+
+
+def check_installed() -> None:
+    """Raise ``UserError`` unless what writing a graph needs is there."""
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f'onnx: {", ".join(missing)} not installed: pip install "embedkit-neobert[onnx]"'
+        )
+
+
+def write_onnx(embedder: Embedder, path: Path) -> None:
+    """Write the graph of ``embedder``, for any number of texts of any length.
+
+    Inputs: ``input_ids`` and ``attention_mask``, ``(B, L)`` int64, padded on the right. Outputs:
+    ``last_hidden_state`` ``(B, L, D)``, and ``sentence_embedding`` ``(B, D)``, pooled as the model
+    says, of unit norm.
+
+    Raises:
+        UserError: what the model computes cannot be said in a graph.
+    """
+    if not embedder.include_prompt and any(embedder.prompts.values()):
+        raise UserError(
+            f"{embedder.name}: pools without its prompt, whose length a graph cannot know"
+        )
+    graph = _Graph(_traceable(embedder), embedder.pooling).float().cpu().eval()
+    # Neither 1, which is taken for a constant, nor equal.
+    ids = torch.ones(2, 7, dtype=torch.int64)
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = 0
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+    program = torch.onnx.export(
+        graph,
+        (ids, mask),
+        dynamo=True,
+        opset_version=_OPSET,
+        input_names=["input_ids", "attention_mask"],
+        output_names=["last_hidden_state", "sentence_embedding"],
+        dynamic_shapes=({0: batch, 1: length}, {0: batch, 1: length}),
+        verbose=False,
+    )
+    assert program is not None
+    size = sum(each.numel() * each.element_size() for each in graph.parameters())
+    program.save(str(path), external_data=size > _ONE_FILE)
+
+
+class _Graph(nn.Module):
+    def __init__(self, network: nn.Module, pooling: Pooling) -> None:
+        super().__init__()
+        self.network, self._pooling = network, pooling
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        output: Any = self.network(input_ids=input_ids, attention_mask=attention_mask)
+        hidden: Tensor = output.last_hidden_state
+        mask = attention_mask[:, :, None].to(hidden.dtype)
+        if self._pooling == "cls":
+            pooled = hidden[:, 0]
+        else:
+            pooled = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
+        return hidden, F.normalize(pooled, dim=-1)
+
+
+def _traceable(embedder: Embedder) -> nn.Module:
+    """The backbone in a form that takes padding: a NeoBERT unpads, which no graph can say."""
+    network = embedder.backbone.model
+    if not isinstance(network, NeoBERTModel):
+        return network
+    if reason := obstacle(network.config):
+        raise UserError(f"{embedder.name}: has no ONNX form: {reason}")
+    return to_eurobert(network)

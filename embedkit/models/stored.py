@@ -1,0 +1,99 @@
+"""What a model's folder says about itself, in the words of sentence-transformers."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embedkit.errors import UserError
+from embedkit.models.embedder import Pooling
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where the encoder lies and how it makes vectors; the defaults are a bare encoder's."""
+
+    encoder: str
+    pooling: Pooling = "mean"
+    include_prompt: bool = True
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    max_tokens: int | None = None
+
+
+def read_stored(folder: str) -> Stored:
+    """Read ``modules.json`` and what it names; ``folder`` may also be a hub id or a bare encoder.
+
+    Raises:
+        UserError: the folder holds no model, or one with parts that embedkit does not know.
+    """
+    root = Path(folder)
+    if not (root / "modules.json").is_file():
+        if root.is_dir() and not (root / "config.json").is_file():
+            raise UserError(f"{folder}: holds neither modules.json nor config.json")
+        return Stored(encoder=folder)
+    modules = _modules(folder)
+    encoder = root / modules["Transformer"]
+    pooling = read_json(root / modules["Pooling"] / "config.json")
+    limit = read_json(encoder / "sentence_bert_config.json").get("max_seq_length")
+    settings = read_json(root / "config_sentence_transformers.json")
+    return Stored(
+        encoder=str(encoder),
+        pooling=_pooling(folder, pooling),
+        include_prompt=bool(pooling.get("include_prompt", True)),
+        prompts=dict(settings.get("prompts") or {}),
+        default_prompt_name=settings.get("default_prompt_name"),
+        max_tokens=int(limit) if limit else None,
+    )
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file, or an empty table where there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON: {error}") from None
+
+
+def _modules(folder: str) -> dict[str, str]:
+    """The path of each module by the last part of its type."""
+    listed = read_json(Path(folder) / "modules.json")
+    modules = {str(each["type"]).split(".")[-1]: str(each["path"]) for each in listed}
+    if unknown := sorted(set(modules) - {"Transformer", "Pooling", "Normalize"}):
+        raise UserError(
+            f"{folder}: modules.json has {', '.join(unknown)}, which embedkit cannot train; "
+            "pass the folder of its encoder alone"
+        )
+    if lacking := sorted({"Transformer", "Pooling"} - set(modules)):
+        raise UserError(
+            f"{folder}: modules.json has no {' and no '.join(lacking)}; "
+            "pass the folder of its encoder alone"
+        )
+    return modules
+
+
+def _pooling(folder: str, config: Mapping[str, Any]) -> Pooling:
+    # Releases from 5.4 on write a name, older ones a switch for each.
+    named = config.get("pooling_mode")
+    switched = [
+        name
+        for name, key in (
+            ("mean", "pooling_mode_mean_tokens"),
+            ("cls", "pooling_mode_cls_token"),
+            ("max", "pooling_mode_max_tokens"),
+            ("mean_sqrt_len", "pooling_mode_mean_sqrt_len_tokens"),
+            ("weightedmean", "pooling_mode_weightedmean_tokens"),
+            ("lasttoken", "pooling_mode_lasttoken"),
+        )
+        if config.get(key)
+    ]
+    modes = [named] if named else switched
+    if modes == ["mean"]:
+        return "mean"
+    if modes == ["cls"]:
+        return "cls"
+    raise UserError(
+        f"{folder}: pools by {' + '.join(map(str, modes)) or 'nothing'}; "
+        "embedkit knows mean and cls"
+    )

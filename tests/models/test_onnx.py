@@ -1,0 +1,77 @@
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from models.tiny_neobert import YARN, tiny_neobert, write_with_tokenizer
+from transformers import AutoTokenizer
+
+from embedkit.errors import UserError
+from embedkit.models import hub
+from embedkit.models.embedder import Embedder
+from embedkit.models.export import export
+from embedkit.recipe import Embedder as Settings
+
+BATCHES = [
+    ["Fever with chills"],
+    ["one", "", "two words"],
+    ["def add(a, b): return a + b", "word " * 90, "a b c", "d", "longer than that by a few words"],
+]
+
+
+def check(embedder: Embedder, folder: Path) -> None:
+    """The graph gives the embedder's vectors for batches of several sizes and lengths."""
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    assert [each.name for each in session.get_inputs()] == ["input_ids", "attention_mask"]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for texts in BATCHES:
+        batch = tokenizer(
+            texts,
+            padding=True,
+            truncation=True,
+            max_length=embedder.max_tokens,
+            return_tensors="np",
+        )
+        inputs = {name: batch[name].astype(np.int64) for name in ("input_ids", "attention_mask")}
+        hidden, vectors = session.run(["last_hidden_state", "sentence_embedding"], inputs)
+        assert hidden.shape == (*inputs["input_ids"].shape, embedder.backbone.width)
+        np.testing.assert_allclose(vectors, embedder.encode(texts), atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"rope_parameters": YARN}], ids=["plain", "yarn"])
+def test_a_neobert_is_the_same_as_a_graph(changes: dict[str, object], tmp_path: Path) -> None:
+    own = write_with_tokenizer(tiny_neobert(**changes), tmp_path / "own")
+    embedder = hub.load(str(own))
+    check(embedder, export(embedder, tmp_path / "graph", to="onnx"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_any_encoder_is_the_same_as_a_graph(tiny_model: Path, pooling: str, tmp_path: Path) -> None:
+    settings = Settings.model_validate({"pooling": pooling})
+    embedder = hub.load(str(tiny_model), settings=settings)
+    check(embedder, export(embedder, tmp_path / "graph", to="onnx"))
+
+
+def test_what_is_missing_is_named_with_its_remedy(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(UserError, match=r"onnxscript not installed: pip install .*\[onnx\]"):
+        export(str(tiny_model), tmp_path / "graph", to="onnx")
+
+
+def test_a_pooling_that_a_graph_cannot_know_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    embedder = hub.load(str(tiny_model), settings=Settings(include_prompt=False))
+    embedder.prompts = {"query": "find: "}
+    with pytest.raises(UserError, match="pools without its prompt"):
+        export(embedder, tmp_path / "graph", to="onnx")
+    assert not (tmp_path / "graph").exists()
+
+
+def test_an_ablation_has_no_graph(tmp_path: Path) -> None:
+    own = write_with_tokenizer(tiny_neobert(norm="layernorm"), tmp_path / "own")
+    with pytest.raises(UserError, match="has no ONNX form: its norm is layernorm"):
+        export(str(own), tmp_path / "graph", to="onnx")
