@@ -40,6 +40,11 @@ def permute(index: NDArray[np.int64], size: int, shuffle_key: int) -> NDArray[np
     return values.astype(np.int64)
 
 
+def uniform(count: int, draw_key: int) -> NDArray[np.float64]:
+    """``count`` numbers in [0, 1) of 53 bits each; a longer draw begins with a shorter one."""
+    return (_draws(count, draw_key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
 def _draws(count: int, draw_key: int) -> NDArray[np.uint64]:
     """Distinct numbers: the first of SplitMix64's sequence from ``draw_key``."""
     steps = np.arange(1, count + 1, dtype=np.uint64)

@@ -94,3 +94,24 @@ def test_a_shuffle_leaves_no_trace_of_the_order() -> None:
     shuffled = keyed.permute(np.arange(20_000), 20_000, shuffle_key=5)
     assert abs(np.corrcoef(np.arange(20_000), shuffled)[0, 1]) < 0.04
     assert abs(np.corrcoef(shuffled[:-1], shuffled[1:])[0, 1]) < 0.04
+
+
+def test_uniform_numbers_fill_the_unit_interval_evenly() -> None:
+    numbers = keyed.uniform(100_000, draw_key=5)
+    assert numbers.dtype == np.float64
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    counts = np.bincount((numbers * 100).astype(int), minlength=100)
+    excess = ((counts - 1000) ** 2 / 1000).sum() - 99
+    assert abs(excess) < 5 * np.sqrt(2 * 99)
+    assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < 0.02
+
+
+def test_a_longer_draw_begins_with_a_shorter_one_and_another_key_is_another_draw() -> None:
+    assert np.array_equal(keyed.uniform(10, 3), keyed.uniform(1000, 3)[:10])
+    assert not np.isin(keyed.uniform(1000, 3), keyed.uniform(1000, 4)).any()
+
+
+def test_a_uniform_number_is_the_same_for_ever() -> None:
+    # Runs are resumed by it: a change here masks other tokens.
+    assert keyed.uniform(1, keyed.key(7, "mask", 3))[0] == 0.9888034670073211

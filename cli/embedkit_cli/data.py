@@ -1,6 +1,5 @@
-"""``embedkit data``: look at the sources of training text, verify them, write held-out tasks."""
+"""``embedkit data``: look at sources, verify them, tokenize text, write held-out tasks."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,17 +8,10 @@ import typer
 from embedkit.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from embedkit.data.lengths import Lengths
     from embedkit.data.manifest import Manifest
-    from embedkit.data.records import Record, Records
+    from embedkit.data.text_manifest import TextManifest
 
 app = typer.Typer(no_args_is_help=True, help="Sources of training text.")
-
-_ROWS = 5
-_SHOWN = 300
-"""Characters of a text."""
 
 ManifestName = Annotated[
     str, typer.Argument(metavar="NAME", help="A name under data_manifests/, or a path.")
@@ -28,6 +20,18 @@ ManifestNames = Annotated[
     list[str], typer.Argument(metavar="[NAME]...", help="Default: all that come with embedkit.")
 ]
 Model = Annotated[str, typer.Option("--model", help="Whose tokenizer counts the tokens.")]
+TextNames = Annotated[
+    list[str], typer.Argument(metavar="[NAME]...", help="Names under data_manifests/, or paths.")
+]
+Tokenizer = Annotated[str | None, typer.Option("--tokenizer", help="A model, for its tokenizer.")]
+Verified = Annotated[
+    str | None,
+    typer.Option("--tokenizer", help="Of text, also verify the token ids that this model makes."),
+]
+TextRecipe = Annotated[
+    str | None,
+    typer.Option("--recipe", help="Of pretraining: all of its sources, with its tokenizer."),
+]
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A name under recipes/, without .toml, or a path.")
 ]
@@ -43,33 +47,63 @@ def show(name: ManifestName, model: Model = "starter") -> None:
     """Print what a source is, its first rows and how long its texts are."""
     from rich.console import Console
 
-    from embedkit.data.lengths import token_lengths
-    from embedkit.data.manifest import load_manifest
-    from embedkit.data.records import open_manifest
+    from embedkit.data.manifest import Manifest
+    from embedkit.data.text_manifest import load_any_manifest
     from embedkit.models.hub import load_tokenizer
+    from embedkit_cli import data_tables
 
-    manifest = load_manifest(name)
-    records = open_manifest(manifest)
+    manifest = load_any_manifest(name)
     tokenizer = load_tokenizer(model)
 
     def tokenize(texts: list[str]) -> list[int]:
         ids = tokenizer(texts, truncation=False, padding=False, verbose=False)["input_ids"]
         return [len(each) for each in ids]
 
+    if isinstance(manifest, Manifest):
+        tables = data_tables.of_pairs(manifest, tokenize, model)
+    else:
+        tables = data_tables.of_text(manifest, tokenize, model)
     console = Console()
-    console.print(_facts(manifest, records))
-    console.print(_rows(records.take(range(min(_ROWS, len(records))))))
-    console.print(_lengths(token_lengths(records, tokenize), model))
+    for table in tables:
+        console.print(table)
 
 
 @app.command()
-def check(names: ManifestNames = []) -> None:
+def check(names: ManifestNames = [], tokenizer: Verified = None) -> None:
     """Open and verify sources, one line each. Exit code 1: one of them is not as it should be."""
     from embedkit.data.manifest import shipped_manifests
+    from embedkit.data.text_manifest import shipped_text_manifests
 
-    sound = [_check(name) for name in names or shipped_manifests()]
+    every = sorted([*shipped_manifests(), *shipped_text_manifests()])
+    sound = [_check(name, tokenizer) for name in names or every]
     if not all(sound):
         raise typer.Exit(1)
+
+
+@app.command()
+def prepare(names: TextNames = [], tokenizer: Tokenizer = None, recipe: TextRecipe = None) -> None:
+    """Tokenize sources of text for pretraining. What is there already is only opened."""
+    from rich.console import Console
+
+    from embedkit.data.texts import Texts
+    from embedkit.data.tokenized import prepare as tokenize
+    from embedkit.data.vocabulary import Vocabulary
+    from embedkit.models.hub import load_tokenizer
+    from embedkit.recipe import load_pretrain_recipe
+    from embedkit.text_mixture import texts_of
+    from embedkit_cli import data_tables
+
+    if recipe and not names and not tokenizer:
+        resolved = load_pretrain_recipe(recipe)
+        tokenizer, texts = resolved.model.tokenizer, list(texts_of(resolved).values())
+    elif names and tokenizer and not recipe:
+        texts = [Texts.from_manifest(name) for name in names]
+    else:
+        raise UserError("data prepare takes NAME... and --tokenizer, or --recipe alone")
+    loaded = load_tokenizer(tokenizer)
+    vocabulary = Vocabulary.of(loaded)
+    prepared = [tokenize(each, loaded) for each in texts]
+    Console().print(data_tables.of_token_ids(prepared, vocabulary.framing, tokenizer))
 
 
 @app.command()
@@ -86,88 +120,59 @@ def tasks(recipe: RecipeName, output: Output, max_documents: MaxDocuments = None
         typer.echo(folder)
 
 
-def _check(name: str) -> bool:
+def _check(name: str, tokenizer: str | None) -> bool:
     """Print the line of one source; whether it is sound."""
     import warnings
 
-    from embedkit.data.manifest import load_manifest
-    from embedkit.data.records import open_manifest
+    from embedkit.data.manifest import Manifest
+    from embedkit.data.text_manifest import load_any_manifest
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
-            manifest = load_manifest(name)
-            rows = f"{len(open_manifest(manifest))} rows"
-            if manifest.held_out:
-                rows += f", {len(open_manifest(manifest, 'held_out'))} held out"
+            manifest = load_any_manifest(name)
+            if isinstance(manifest, Manifest):
+                found = _check_pairs(manifest)
+            else:
+                found = _check_text(manifest, tokenizer)
         except UserError as error:
             typer.echo(f"{name}\tfailed\t{' '.join(str(error).split())}")
             return False
     notes = dict.fromkeys(f"\twarning: {warning.message}" for warning in caught)
-    typer.echo(f"{name}\tok\t{rows}{''.join(notes)}")
+    typer.echo(f"{name}\tok\t{found}{''.join(notes)}")
     return True
 
 
-def _facts(manifest: "Manifest", records: "Records") -> "Table":
+def _check_pairs(manifest: "Manifest") -> str:
     from embedkit.data.records import open_manifest
 
-    source = manifest.source.model_dump(exclude_none=True)
-    source |= {f"reader {key}": value for key, value in source.pop("reader", {}).items()}
-    columns = manifest.columns.model_dump(exclude_defaults=True) if manifest.columns else {}
-    columns = {"query": "query", "positive": "positive", **columns}
-    prompts = records.prompts.model_dump()
-    rows = f"{len(records)}"
+    found = f"{len(open_manifest(manifest))} rows"
     if manifest.held_out:
-        rows += f" for training, {len(open_manifest(manifest, 'held_out'))} held out"
-    return _table(
-        [],
-        [
-            ("source", "\n".join(f"{key}: {value}" for key, value in source.items())),
-            ("licence", records.license or "not stated"),
-            ("task", records.task),
-            ("rows", rows),
-            ("columns", "\n".join(f"{key}: {_listed(value)}" for key, value in columns.items())),
-            ("filter", manifest.filter or "none"),
-            ("prompts", "\n".join(f"{side}: {prompt!r}" for side, prompt in prompts.items())),
-            ("negatives per query", str(records.negatives_per_query)),
-        ],
-        title=manifest.name,
-    )
+        found += f", {len(open_manifest(manifest, 'held_out'))} held out"
+    return found
 
 
-def _rows(records: Sequence["Record"]) -> "Table":
-    rows = [
-        (str(number), record.query, record.positive, "\n".join(record.negatives[:3]))
-        for number, record in enumerate(records)
-    ]
-    shortened = [[_shortened(cell) for cell in row] for row in rows]
-    return _table(["row", "query", "positive", "negatives (3 at most)"], shortened)
+def _check_text(manifest: "TextManifest", model: str | None) -> str:
+    """Read the text; with a tokenizer, its token ids, which are made where they are not there."""
+    from embedkit.data.texts import Texts
+    from embedkit.data.tokenized import prepare
+    from embedkit.models.hub import load_tokenizer
+
+    texts = Texts.from_manifest(manifest)
+    if model is None and manifest.source.kind == "hub":
+        next(texts.documents(), None)
+        return "opened; the rest is read by data prepare"
+    if model is None:
+        documents, held_out = texts.count()
+        return _counted(documents - held_out, held_out if manifest.held_out else None)
+    tokenized = prepare(texts, load_tokenizer(model))
+    stores = [each for each in (tokenized.train, tokenized.held_out) if each is not None]
+    for store in stores:
+        store.verify()
+    found = _counted(*map(len, stores))
+    return f"{found}, {sum(each.num_tokens for each in stores)} tokens"
 
 
-def _lengths(lengths: "Lengths", model: str) -> "Table":
-    from embedkit.data.lengths import QUANTILES
-
-    heads = ["tokens", *("longest" if each == 1 else f"{each:.0%}" for each in QUANTILES)]
-    rows = [(role, *map(str, values)) for role, values in lengths.quantiles.items()]
-    return _table(heads, rows, title=f"token lengths by {model}, {lengths.rows} rows")
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title or None, show_header=bool(heads), show_lines=True)
-    for head in heads or [""] * len(rows[0]):
-        table.add_column(head, overflow="fold")
-    for row in rows:
-        # As Text, since brackets in a plain string would be read as markup.
-        table.add_row(*map(Text, row))
-    return table
-
-
-def _listed(value: str | Sequence[str]) -> str:
-    return value if isinstance(value, str) else ", ".join(value)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+def _counted(documents: int, held_out: int | None = None) -> str:
+    found = f"{documents} documents"
+    return found if held_out is None else f"{found}, {held_out} held out"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from embedkit.errors import DataError
+
 _WHOLE = "whole"
 _CHUNK = 1 << 20
 
@@ -19,11 +21,12 @@ def root() -> Path:
     return Path(os.environ.get("EMBEDKIT_CACHE") or "~/.cache/embedkit").expanduser()
 
 
-def built(kind: str, key: str, build: Callable[[Path], None]) -> Path:
+def built(kind: str, key: str, build: Callable[[Path], None], *, resumable: bool = False) -> Path:
     """The folder of ``key``, which ``build`` fills unless an earlier call did.
 
     Of several processes one builds and the others wait. A build that fails or is killed leaves no
-    folder.
+    folder; if it is ``resumable``, the next one finds what it had written, unless the data were
+    at fault.
     """
     folder = root() / kind / key
     if _is_whole(folder):
@@ -33,14 +36,17 @@ def built(kind: str, key: str, build: Callable[[Path], None]) -> Path:
         if not _is_whole(folder):
             aside = folder.with_name(f".{key}.aside")
             # Under the lock, whatever lies there was left by a process that died.
-            for left in (aside, folder):
-                shutil.rmtree(left, ignore_errors=True)
-            aside.mkdir()
+            shutil.rmtree(folder, ignore_errors=True)
+            if not resumable:
+                shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(exist_ok=True)
             try:
                 build(aside)
                 publish(aside, folder)
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
+            except BaseException as error:
+                if not resumable or isinstance(error, DataError):
+                    shutil.rmtree(aside, ignore_errors=True)
+                raise
     return folder
 
 
@@ -53,6 +59,7 @@ def scratch(kind: str) -> Path:
 
 def publish(aside: Path, folder: Path) -> None:
     """Give a finished folder its name. If another process was faster, its equal folder stays."""
+    (aside / _WHOLE).unlink(missing_ok=True)
     sizes = {path.name: path.stat().st_size for path in aside.iterdir()}
     for path in aside.iterdir():
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Rows of jsonl, csv, tsv and parquet files, plain or compressed, one at a time."""
+"""Rows of jsonl, csv, tsv, txt and parquet files, plain or compressed, one at a time."""
 
 import csv
 import gzip
@@ -112,6 +112,13 @@ def _tsv(lines: Iterator[tuple[int, str]]) -> Rows:
             yield number, _named(header, values, number)
 
 
+def _txt(lines: Iterator[tuple[int, str]]) -> Rows:
+    """Every line that is not blank, as the column ``text``."""
+    for number, line in lines:
+        if text := line.strip():
+            yield number, {"text": text}
+
+
 def _named(header: list[str] | None, values: list[str], number: int) -> Mapping[str, str]:
     assert header is not None
     if len(values) != len(header):
@@ -141,4 +148,5 @@ _TEXT_FORMATS: Mapping[str, Callable[[Iterator[tuple[int, str]]], Rows]] = {
     ".jsonl": _jsonl,
     ".csv": _csv,
     ".tsv": _tsv,
+    ".txt": _txt,
 }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embedkit.data.records import Records
+from embedkit.data.token_store import TokenStore
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
@@ -32,9 +33,23 @@ def token_lengths(records: Records, tokenize: Callable[[list[str]], Sequence[int
         "positive": [document + record.positive for record in sample],
         "negatives": [document + text for record in sample for text in record.negatives],
     }
-    quantiles = {role: _quantiles(tokenize(each)) for role, each in texts.items() if each}
-    return Lengths(size, quantiles)
+    found = {role: quantiles(tokenize(each)) for role, each in texts.items() if each}
+    return Lengths(size, found)
 
 
-def _quantiles(lengths: Sequence[int]) -> tuple[int, ...]:
+def stored_lengths(store: TokenStore, framing: int) -> tuple[int, ...]:
+    """Token counts of all documents at ``QUANTILES``, with ``framing`` special tokens for each."""
+    if not len(store):
+        return (0,) * len(QUANTILES)
+    longest = max(int(each.max()) for each in store.lengths())
+    counts = np.zeros(longest + 1, dtype=np.int64)
+    for lengths in store.lengths():
+        counts += np.bincount(lengths, minlength=longest + 1)
+    below = np.cumsum(counts)
+    ranks = [np.ceil(each * (len(store) - 1)) for each in QUANTILES]
+    return tuple(int(np.searchsorted(below, rank, side="right")) + framing for rank in ranks)
+
+
+def quantiles(lengths: Sequence[int]) -> tuple[int, ...]:
+    """The lengths at ``QUANTILES``."""
     return tuple(int(each) for each in np.quantile(lengths, QUANTILES, method="higher"))

@@ -1,5 +1,7 @@
 """What a source of training pairs is: where it lies, which columns it has, how training uses it."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -80,8 +82,8 @@ class HubSource(Section):
     id: str
     """A data set's id on the Hugging Face Hub, or a folder that stands for it."""
     config: str | None = None
-    revision: Commit
-    """A commit, since a branch or a tag may move."""
+    revision: Commit | None = None
+    """A commit, since a branch or a tag may move. ``None`` reads the hub's newest."""
     split: str = "train"
 
 
@@ -101,8 +103,9 @@ class OboReader(Section):
     """Terms of an OBO ontology; columns query, positive, negatives, negative_concepts, id."""
 
     kind: Literal["obo"]
-    relation: Literal["definition", "synonym"]
-    """label -> definition, or exact synonym -> label."""
+    relation: Literal["definition", "synonym", "term"]
+    """label -> definition, or exact synonym -> label; or a row for each term that has either, with
+    the columns name, definition, synonyms and id."""
     siblings: NonNegativeInt = 8
     """The most terms under the same parents that a row gets as hard negatives."""
 
@@ -137,6 +140,9 @@ class PackageSource(Section):
     sha256: Sha256
     """Of the file; for docstrings see ``sources.digest``."""
     reader: OboReader | IcdReader | DocstringReader = Field(discriminator="kind")
+
+
+Source = Annotated[HubSource | FilesSource | PackageSource, Field(discriminator="kind")]
 
 
 class HeldOutTask(Section):
@@ -179,7 +185,7 @@ class Description(Section):
 class Manifest(Description):
     name: str
     """The file's; not written in it."""
-    source: HubSource | FilesSource | PackageSource = Field(discriminator="kind")
+    source: Source
     rows: PositiveInt | None = None
     """Expected after filtering, dropping and deduplication, before concepts are held out."""
     held_out: HeldOut | None = None
@@ -199,19 +205,37 @@ class Manifest(Description):
 
 def load_manifest(name: str) -> Manifest:
     """Read the manifest called ``name``: a path, or a name under ``data_manifests/``."""
+    path, tables = read_manifest(name)
+    if is_text(tables):
+        raise UserError(f"{path}: describes text for pretraining; what is asked for is pairs")
+    return validated(Manifest, tables, str(path))
+
+
+def read_manifest(name: str) -> tuple[Path, dict[str, Any]]:
+    """A manifest's file and tables, which have its name."""
     path = find(FOLDER, name)
     tables = read_toml(path)
     if "name" in tables:
         raise UserError(f"{path}: name: take it out, a manifest is called as its file")
-    name = path.stem if name.endswith(".toml") else name
-    return validated(Manifest, {**tables, "name": name}, str(path))
+    return path, {**tables, "name": path.stem if name.endswith(".toml") else name}
+
+
+def is_text(tables: Mapping[str, Any]) -> bool:
+    """Whether a manifest describes text and not pairs."""
+    columns = tables.get("columns")
+    return isinstance(columns, Mapping) and "text" in columns
 
 
 def shipped_manifests() -> list[str]:
-    """The names of all manifests that come with embedkit."""
+    """The names of all manifests of pairs that come with embedkit."""
+    return [name for name, tables in shipped_tables() if not is_text(tables)]
+
+
+def shipped_tables() -> list[tuple[str, dict[str, Any]]]:
+    """Name and tables of every manifest that comes with embedkit, by name."""
     folder = shipped(FOLDER)
-    return sorted(
-        str(path.relative_to(folder).with_suffix(""))
+    found = {
+        str(path.relative_to(folder).with_suffix("")): read_toml(path)
         for path in folder.rglob("*.toml")
-        if "source" in read_toml(path)
-    )
+    }
+    return sorted((name, tables) for name, tables in found.items() if "source" in tables)

@@ -1,19 +1,15 @@
 """Turns rows of any shape into training pairs: picks columns, filters, checks, deduplicates."""
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from embedkit.data.columns import ColumnPath, RowFilter
+from embedkit.data.distinct import distinct
 from embedkit.data.manifest import Columns, Description
 from embedkit.data.sources import Part
 from embedkit.errors import DataError
-
-_DEDUPLICATED_AT_ONCE = 4096
 
 
 @dataclass(slots=True)
@@ -30,7 +26,7 @@ class Pair:
 def pairs(parts: Iterable[Part], description: Description) -> Iterator[Pair]:
     """Yield the pairs of all parts in order; an error names the part and the row in it."""
     found = _read(parts, description)
-    return _distinct(found) if description.deduplicate else found
+    return distinct(found, _key) if description.deduplicate else found
 
 
 def _read(parts: Iterable[Part], description: Description) -> Iterator[Pair]:
@@ -129,46 +125,6 @@ def _flat(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _distinct(found: Iterator[Pair]) -> Iterator[Pair]:
-    seen = _Seen()
-    block: list[Pair] = []
-    for pair in found:
-        block.append(pair)
-        if len(block) == _DEDUPLICATED_AT_ONCE:
-            yield from seen.fresh(block)
-            block = []
-    yield from seen.fresh(block)
-
-
-class _Seen:
-    """Remembers pairs by eight bytes each, in sorted runs that merge as they grow.
-
-    Half a gigabyte would go into a set of ten million; two such hashes meet once in 400,000 runs.
-    """
-
-    def __init__(self) -> None:
-        self._runs: list[np.ndarray] = []
-
-    def fresh(self, block: list[Pair]) -> Iterator[Pair]:
-        """Yield the pairs of ``block`` that are in no earlier place."""
-        keys = np.array([_key(pair) for pair in block], dtype=np.uint64)
-        distinct, first = np.unique(keys, return_index=True)
-        new = np.ones(len(distinct), dtype=bool)
-        for run in self._runs:
-            places = np.minimum(np.searchsorted(run, distinct), len(run) - 1)
-            new &= run[places] != distinct
-        for place in np.sort(first[new]):
-            yield block[place]
-        if new.any():
-            self._add(distinct[new])
-
-    def _add(self, run: np.ndarray) -> None:
-        while self._runs and len(self._runs[-1]) <= 2 * len(run):
-            run = np.sort(np.concatenate([self._runs.pop(), run]))
-        self._runs.append(run)
-
-
-def _key(pair: Pair) -> int:
+def _key(pair: Pair) -> str:
     # The length keeps ("a b", "c") and ("a", "b c") apart.
-    text = f"{len(pair.query)} {pair.query}{pair.positive}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return f"{len(pair.query)} {pair.query}{pair.positive}"

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 import numpy as np
 import pyarrow as pa
 
-from embedkit.data import cache, columns, concepts, files, pairs, sources, table
+from embedkit.data import cache, columns, concepts, distinct, files, pairs, sources, table
 from embedkit.data.manifest import (
     Columns,
     Description,
@@ -35,7 +35,7 @@ Split = Literal["train", "held_out"]
 
 _KIND = "records"
 # Rows depend on the code of these, so their place in the cache does too.
-_MAKERS = (columns, concepts, files, pairs, sources, table, obo, icd, docstring)
+_MAKERS = (columns, concepts, distinct, files, pairs, sources, table, obo, icd, docstring)
 
 
 class Options(TypedDict, total=False):

@@ -45,14 +45,16 @@ class Opened:
     """Each is read once."""
 
 
-def opened(source: HubSource | FilesSource | PackageSource) -> Opened:
+def opened(source: HubSource | FilesSource | PackageSource, *, streaming: bool = False) -> Opened:
     """Find the source and check its hashes; rows are read when the parts are walked.
+
+    ``streaming`` reads the hub's files as they come, without a copy on disk.
 
     Raises:
         DataError: it is missing, or not what the manifest pins.
     """
     if isinstance(source, HubSource):
-        return _hub(source)
+        return _hub(source, streaming)
     return _files(source) if isinstance(source, FilesSource) else _package(source)
 
 
@@ -80,15 +82,31 @@ def _files(source: FilesSource) -> Opened:
     return Opened((*identity, *suffixes), pinned=True, parts=tuple(parts))
 
 
-def _hub(source: HubSource) -> Opened:
+def _hub(source: HubSource, streaming: bool) -> Opened:
     folder = Path(source.id)
-    state = _state(folder) if folder.is_dir() else source.revision
+    if not folder.is_dir() and source.revision is None:
+        source = source.model_copy(update={"revision": _newest(source.id)})
+    state = _state(folder) if folder.is_dir() else str(source.revision)
     identity = (source.id, source.config or "", source.split, state)
-    part = Part(f"{source.id} ({source.split})", "row", _hub_rows(source))
+    part = Part(f"{source.id} ({source.split})", "row", _hub_rows(source, streaming))
     return Opened(identity, pinned=True, parts=(part,))
 
 
-def _hub_rows(source: HubSource) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _newest(id_: str) -> str:
+    """The commit that the hub's main branch is at."""
+    from huggingface_hub import HfApi
+
+    try:
+        return str(HfApi().dataset_info(id_).sha)
+    # The hub's client raises errors of half a dozen libraries.
+    except Exception as error:
+        raise DataError(
+            f"cannot ask the hub for the newest revision of {id_} ({_reason(error)}): pin a "
+            'revision in the manifest, or name local copies under kind = "files"'
+        ) from None
+
+
+def _hub_rows(source: HubSource, streaming: bool) -> Iterator[tuple[int, Mapping[str, Any]]]:
     import datasets
 
     local = Path(source.id).is_dir()
@@ -98,22 +116,26 @@ def _hub_rows(source: HubSource) -> Iterator[tuple[int, Mapping[str, Any]]]:
             source.config,
             split=source.split,
             revision=None if local else source.revision,
+            streaming=streaming,
         )
     # The hub's client raises errors of half a dozen libraries.
     except Exception as error:
-        reason = (str(error) or type(error).__name__).partition("\n")[0]
         raise DataError(
-            f"cannot open {source.id} at {source.revision[:8]} on the hub ({reason}): fetch it "
-            "where there is a network and copy $HF_HOME here (then HF_HUB_OFFLINE=1 spares the "
-            'attempt), or name local copies under kind = "files"'
+            f"cannot open {source.id} at {str(source.revision)[:8]} on the hub ({_reason(error)}): "
+            "fetch it where there is a network and copy $HF_HOME here (then HF_HUB_OFFLINE=1 "
+            'spares the attempt), or name local copies under kind = "files"'
         ) from None
-    if not local:
+    if not local and not streaming:
         check_revision(source, found.info.download_checksums or {})
     number = 0
     for batch in found.with_format("arrow").iter(1024):
         for row in batch.to_pylist():
             number += 1
             yield number, row
+
+
+def _reason(error: Exception) -> str:
+    return (str(error) or type(error).__name__).partition("\n")[0]
 
 
 def check_revision(source: HubSource, urls: Iterable[str]) -> None:

@@ -4,7 +4,13 @@ from typing import Any
 import pytest
 
 from embedkit.data.columns import ColumnPath, RowFilter
-from embedkit.data.manifest import Columns, Manifest, load_manifest, shipped_manifests
+from embedkit.data.manifest import (
+    Columns,
+    HubSource,
+    Manifest,
+    load_manifest,
+    shipped_manifests,
+)
 from embedkit.errors import DataError, UserError
 
 FILES = 'source = { kind = "files", files = [{ path = "pairs.jsonl" }] }\n'
@@ -32,6 +38,12 @@ def test_a_shipped_manifest_states_its_licence_and_pins_its_rows(name: str) -> N
     assert manifest.source.kind != "package" or manifest.rows
 
 
+def test_a_revision_may_be_left_open(tmp_path: Path) -> None:
+    source = read(tmp_path, HUB).source
+    assert isinstance(source, HubSource)
+    assert source.revision is None
+
+
 def test_a_manifest_is_called_as_its_file(tmp_path: Path) -> None:
     assert read(tmp_path, FILES).name == "mine"
 
@@ -46,7 +58,6 @@ def test_a_manifest_is_called_as_its_file(tmp_path: Path) -> None:
         (FILES + 'filter = "score >> 4"', r"filter: 'score >> 4': write text in quotes"),
         (FILES + 'filter = "score"', r"filter: 'score' is no filter; write it as in: score > 4"),
         (FILES + 'columns = { query = "a[x]" }', r"columns\.query: 'a\[x\]' is no column path"),
-        (HUB, r"source\.hub\.revision: Field required"),
         (HUB + 'revision = "main"', r"source\.hub\.revision: String should match"),
         ('source = { kind = "url" }', r"source: Input tag 'url'"),
         ("license = ", r"mine\.toml: not valid TOML"),

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
-from embedkit.data import cache, pairs
+from embedkit.data import cache, distinct
 from embedkit.data.lengths import token_lengths
 from embedkit.data.manifest import Manifest, load_manifest
 from embedkit.data.records import Record, Records, open_manifest
@@ -159,7 +159,7 @@ def test_empty_rows_are_dropped_on_demand_and_filtered_rows_are_not_looked_at() 
 
 
 def test_the_first_of_equal_pairs_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "_DEDUPLICATED_AT_ONCE", 3)
+    monkeypatch.setattr(distinct, "_AT_ONCE", 3)
     numbers = [3, 1, 1, 4, 3, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
     rows = [{"query": f"q{n}", "positive": "p", "label": place} for place, n in enumerate(numbers)]
     records = Records.from_rows(rows, deduplicate=True)

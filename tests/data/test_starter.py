@@ -11,12 +11,16 @@ from embedkit_cli.data import app
 from typer.testing import CliRunner
 
 from embedkit.data.concepts import is_held_out
+from embedkit.data.documents import is_held_out as is_held_out_document
 from embedkit.data.held_out import write_tasks
 from embedkit.data.manifest import Manifest, load_manifest, shipped_manifests
 from embedkit.data.records import open_manifest
+from embedkit.data.text_manifest import load_text_manifest
+from embedkit.data.texts import Texts
 from embedkit.evaluation.task_folders import read_task_folders
 from embedkit.recipe import load_recipe
 
+TEXT = ["text_hpo", "text_icd10", "text_sympy", "text_boltons"]
 STARTER = [mix.manifest for mix in load_recipe("starter").data.mix]
 
 
@@ -92,6 +96,38 @@ def test_no_evaluation_text_of_four_words_is_in_training(
     # Nor as a piece of a training text. One search in all texts at once is the plainest check.
     everything = "\n".join(sorted(training))
     assert [text for text in sorted(evaluated) if text in everything] == []
+
+
+@pytest.mark.slow
+def test_no_evaluation_text_of_four_words_is_in_pretraining_text(tasks: list[Path]) -> None:
+    manifests = [load_text_manifest(name) for name in TEXT]
+    everything = "\n".join(
+        fold(document.text)
+        for manifest in manifests
+        for document in Texts.from_manifest(manifest).documents()
+        if not is_held_out_document(document, manifest)
+    )
+    assert len(everything) > 3_000_000
+    evaluated = {text for text in evaluation_texts(tasks) if len(text.split()) >= 4}
+    assert [text for text in sorted(evaluated) if text in everything] == []
+
+
+@pytest.mark.parametrize("pairs", ["hpo_synonym", "icd10_inclusion", "code_sympy"])
+def test_pretraining_text_holds_out_the_concepts_of_the_pairs(
+    starter: list[Manifest], pairs: str
+) -> None:
+    (manifest,) = (each for each in starter if each.name == pairs)
+    table = open_manifest(manifest, "held_out").table
+    held_out = {concept for (concept,) in table.scan(("concept",))}
+    name = {"hpo": "text_hpo", "icd10": "text_icd10", "code": "text_sympy"}[pairs.split("_")[0]]
+    texts = load_text_manifest(name)
+    sides = {
+        document.concept: is_held_out_document(document, texts)
+        for document in Texts.from_manifest(texts).documents()
+    }
+    assert len(held_out) > 20
+    assert held_out <= sides.keys()
+    assert all(sides[concept] for concept in held_out)
 
 
 @pytest.mark.slow

@@ -25,12 +25,18 @@ class _Term:
 
 
 def read(
-    path: Path, relation: Literal["definition", "synonym"], siblings: int
+    path: Path, relation: Literal["definition", "synonym", "term"], siblings: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield label -> definition or exact synonym -> label, in the file's order, none obsolete."""
+    """Yield label -> definition, exact synonym -> label, or whole terms, in the file's order.
+
+    Obsolete terms are left out.
+    """
     terms = {term.id: term for term in _terms(path) if term.name and not term.obsolete}
     if not terms:
         raise DataError(f"{path}: no [Term] with id and name: is this an OBO file?")
+    if relation == "term":
+        yield from filter(None, map(_whole, terms.values()))
+        return
     if relation == "definition":
         pairs: Callable[[_Term], list[tuple[str, str]]] = _definitions
         document: Callable[[_Term], str] = lambda term: term.definition  # noqa: E731
@@ -50,6 +56,19 @@ def read(
                 "negative_concepts": [other.id for other in others],
                 "id": term.id,
             }
+
+
+def _whole(term: _Term) -> dict[str, Any] | None:
+    """All that is said of a term; ``None`` where that is its name alone."""
+    synonyms = [synonym for synonym, _ in _synonyms(term)]
+    if not term.definition and not synonyms:
+        return None
+    return {
+        "name": term.name,
+        "definition": term.definition,
+        "synonyms": synonyms,
+        "id": term.id,
+    }
 
 
 def _definitions(term: _Term) -> list[tuple[str, str]]:

@@ -1,0 +1,144 @@
+"""The tables that ``embedkit data`` prints."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+from rich.table import Table
+from rich.text import Text
+
+from embedkit.data.documents import Document
+from embedkit.data.lengths import QUANTILES, quantiles, stored_lengths, token_lengths
+from embedkit.data.manifest import Manifest
+from embedkit.data.records import Record, Records, open_manifest
+from embedkit.data.text_manifest import TextManifest
+from embedkit.data.texts import Texts
+from embedkit.data.tokenized import Tokenized
+
+Tokenize = Callable[[list[str]], Sequence[int]]
+"""Texts to their lengths in tokens."""
+
+_ROWS = 5
+_MEASURED = 2000
+"""Documents of a stream whose lengths are shown."""
+_SHOWN = 300
+"""Characters of a text."""
+
+
+def of_pairs(manifest: Manifest, tokenize: Tokenize, model: str) -> Iterable[Table]:
+    """What a source of pairs is, its first rows and how long its texts are."""
+    records = open_manifest(manifest)
+    yield _pair_facts(manifest, records)
+    yield _rows(records.take(range(min(_ROWS, len(records)))))
+    lengths = token_lengths(records, tokenize)
+    rows = [(role, *map(str, values)) for role, values in lengths.quantiles.items()]
+    title = f"token lengths by {model}, {lengths.rows} rows"
+    yield _table(["tokens", *_quantile_heads()], rows, title=title)
+
+
+def of_text(manifest: TextManifest, tokenize: Tokenize, model: str) -> Iterable[Table]:
+    """What a source of text is, its first documents and how long they are."""
+    documents = list(islice(Texts.from_manifest(manifest).documents(), _MEASURED))
+    yield _text_facts(manifest)
+    yield _documents(documents[:_ROWS])
+    if documents:
+        lengths = quantiles(tokenize([document.text for document in documents]))
+        title = f"token lengths by {model}, the first {len(documents)} documents"
+        yield _table(_quantile_heads(), [[str(each) for each in lengths]], title=title)
+
+
+def of_token_ids(sources: Iterable[Tokenized], framing: int, model: str) -> Table:
+    """What was tokenized, with ``framing`` special tokens in the length of each document."""
+    table = Table(title=f"token ids by {model}")
+    table.add_column("source", overflow="fold")
+    for column in ("documents", "tokens", "dtype", "held out", *_quantile_heads()):
+        table.add_column(column, justify="right")
+    for source in sources:
+        lengths = stored_lengths(source.train, framing)
+        table.add_row(
+            Text(source.name),
+            f"{len(source.train):,}",
+            f"{source.train.num_tokens:,}",
+            str(source.train.ids.dtype),
+            f"{len(source.held_out):,}" if source.held_out else "none",
+            *map(str, lengths),
+        )
+    return table
+
+
+def _pair_facts(manifest: Manifest, records: Records) -> Table:
+    columns = manifest.columns.model_dump(exclude_defaults=True) if manifest.columns else {}
+    columns = {"query": "query", "positive": "positive", **columns}
+    prompts = records.prompts.model_dump()
+    rows = f"{len(records)}"
+    if manifest.held_out:
+        rows += f" for training, {len(open_manifest(manifest, 'held_out'))} held out"
+    facts = [
+        ("source", _source(manifest)),
+        ("licence", records.license or "not stated"),
+        ("task", records.task),
+        ("rows", rows),
+        ("columns", _lines(columns)),
+        ("filter", manifest.filter or "none"),
+        ("prompts", "\n".join(f"{side}: {prompt!r}" for side, prompt in prompts.items())),
+        ("negatives per query", str(records.negatives_per_query)),
+    ]
+    return _table([], facts, title=manifest.name)
+
+
+def _text_facts(manifest: TextManifest) -> Table:
+    held_out = manifest.held_out
+    kind = "concepts" if manifest.columns.concept else "documents"
+    facts = [
+        ("source", _source(manifest)),
+        ("licence", manifest.license or "not stated"),
+        ("columns", _lines(manifest.columns.model_dump(exclude_none=True))),
+        ("filter", manifest.filter or "none"),
+        ("held out", f"{held_out.share:.5%} of the {kind}" if held_out else "nothing"),
+    ]
+    return _table([], facts, title=manifest.name)
+
+
+def _source(manifest: Manifest | TextManifest) -> str:
+    source = manifest.source.model_dump(exclude_none=True)
+    source |= {f"reader {key}": value for key, value in source.pop("reader", {}).items()}
+    return "\n".join(f"{key}: {value}" for key, value in source.items())
+
+
+def _rows(records: Sequence[Record]) -> Table:
+    rows = [
+        (str(number), record.query, record.positive, "\n".join(record.negatives[:3]))
+        for number, record in enumerate(records)
+    ]
+    shortened = [[_shortened(cell) for cell in row] for row in rows]
+    return _table(["row", "query", "positive", "negatives (3 at most)"], shortened)
+
+
+def _documents(documents: Sequence[Document]) -> Table:
+    rows = [(str(number), _shortened(each.text)) for number, each in enumerate(documents)]
+    return _table(["document", "text"], rows)
+
+
+def _quantile_heads() -> list[str]:
+    return ["longest" if each == 1 else f"{each:.0%}" for each in QUANTILES]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> Table:
+    table = Table(title=title or None, show_header=bool(heads), show_lines=True)
+    for head in heads or [""] * len(rows[0]):
+        table.add_column(head, overflow="fold")
+    for row in rows:
+        # As Text, since brackets in a plain string would be read as markup.
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _lines(columns: dict[str, str | Sequence[str]]) -> str:
+    return "\n".join(f"{key}: {_listed(value)}" for key, value in columns.items())
+
+
+def _listed(value: str | Sequence[str]) -> str:
+    return value if isinstance(value, str) else ", ".join(value)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

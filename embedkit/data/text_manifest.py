@@ -1,0 +1,85 @@
+"""What a source of text for pretraining is: where it lies, and what of a row is its text."""
+
+from typing import Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from embedkit.data.manifest import (
+    FilterText,
+    Manifest,
+    PathText,
+    PathTexts,
+    Source,
+    is_text,
+    load_manifest,
+    read_manifest,
+    shipped_tables,
+)
+from embedkit.errors import UserError
+from embedkit.toml import Section, validated
+
+
+class TextColumns(Section):
+    """Which values of a row make its text, as paths: ``a``, ``a.b``, ``a[0]``, ``a[].b``."""
+
+    text: PathTexts = ("text",)
+    """Several are joined, each on a line of its own; empty ones are left out."""
+    concept: PathText | None = None
+    """What the row is about. Concepts are held out whole."""
+
+    @model_validator(mode="after")
+    def _some_text(self) -> Self:
+        if not self.text:
+            raise ValueError("text names no column")
+        return self
+
+
+class TextHeldOut(Section):
+    share: float = Field(gt=0, lt=1)
+    """Of the concepts, by the rule that holds for pairs; of the texts, where no column says what a
+    row is about."""
+
+
+class TextDescription(Section):
+    """How rows become documents, wherever they come from."""
+
+    columns: TextColumns = TextColumns()
+    filter: FilterText | None = None
+    """Keeps the rows for which it holds, e.g. ``language == "en"``."""
+    drop_empty: bool = False
+    """Leave out rows without text. Otherwise such a row is an error."""
+    deduplicate: bool = False
+    """Keep the first row of each text."""
+    license: str = ""
+    held_out: TextHeldOut | None = None
+    """What training never sees, for measuring the loss on."""
+
+
+class TextManifest(TextDescription):
+    name: str
+    """The file's; not written in it."""
+    source: Source
+    rows: PositiveInt | None = None
+    """Expected after filtering, dropping and deduplication, the held-out ones included."""
+
+
+def load_text_manifest(name: str) -> TextManifest:
+    """Read the manifest of text called ``name``: a path, or a name under ``data_manifests/``."""
+    manifest = load_any_manifest(name)
+    if isinstance(manifest, Manifest):
+        raise UserError(
+            f"{name}: describes pairs; what is asked for is text, whose manifest says which "
+            "columns make it: columns.text"
+        )
+    return manifest
+
+
+def load_any_manifest(name: str) -> Manifest | TextManifest:
+    """Read a manifest of whichever kind ``columns.text`` tells it to be."""
+    path, tables = read_manifest(name)
+    return validated(TextManifest, tables, str(path)) if is_text(tables) else load_manifest(name)
+
+
+def shipped_text_manifests() -> list[str]:
+    """The names of all manifests of text that come with embedkit."""
+    return [name for name, tables in shipped_tables() if is_text(tables)]

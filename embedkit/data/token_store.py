@@ -1,0 +1,206 @@
+"""Token ids of documents on disk: memory-mapped, appended in blocks, checked by hash.
+
+Of each split ``<split>.ids`` has all ids side by side, and ``<split>.offsets`` where each document
+begins and the last one ends. ``blocks.jsonl`` has a line for each block that is whole on disk.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedkit.errors import DataError
+
+Split = Literal["train", "held_out"]
+
+_BLOCK = 2**22
+"""Tokens after which a block is written."""
+_SCANNED = 2**22
+"""Documents whose lengths are in memory at a time."""
+
+
+class TokenStore:
+    """The documents of one split; only what is read comes into memory. Pickles as its place."""
+
+    def __init__(self, folder: Path, split: Split) -> None:
+        self.folder, self.split = folder, split
+        facts = json.loads((folder / "facts.json").read_text())
+        own = facts["splits"][split]
+        self.content: str = own["content"]
+        """A hash of all ids and of where documents end, in order."""
+        self.ids = _mapped(folder / f"{split}.ids", np.dtype(facts["dtype"]), own["tokens"])
+        self.offsets = _mapped(
+            folder / f"{split}.offsets", np.dtype(np.int64), own["documents"] + 1
+        )
+
+    def __len__(self) -> int:
+        """How many documents there are."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    def lengths(self) -> Iterator[NDArray[np.int64]]:
+        """The lengths of all documents without special tokens, some millions at a time."""
+        for start in range(0, len(self), _SCANNED):
+            yield np.diff(self.offsets[start : start + _SCANNED + 1])
+
+    def verify(self) -> None:
+        """Read everything and compare it with the hashes that were taken when it was written.
+
+        Raises:
+            DataError: it is no longer what was written.
+        """
+        documents = tokens = 0
+        for number, block in enumerate(_blocks(self.folder / "blocks.jsonl")):
+            own = block[self.split]
+            ids = self.ids[tokens : tokens + own["tokens"]]
+            ends = self.offsets[documents + 1 : documents + own["documents"] + 1]
+            if _digest(ids, ends) != own["sha256"]:
+                raise DataError(
+                    f"{self.folder}: block {number} of {self.split} is not as it was written: "
+                    "remove the folder, and it is made anew"
+                )
+            documents, tokens = documents + own["documents"], tokens + own["tokens"]
+
+    def __getstate__(self) -> tuple[Path, Split]:
+        return self.folder, self.split
+
+    def __setstate__(self, place: tuple[Path, Split]) -> None:
+        self.__init__(*place)  # type: ignore[misc]
+
+
+class StoreWriter:
+    """Appends documents to the stores of a folder, after the last block that is whole there."""
+
+    def __init__(self, folder: Path, splits: Sequence[Split], dtype: np.dtype[Any]) -> None:
+        self._folder, self._dtype = folder, dtype
+        self._journal = folder / "blocks.jsonl"
+        _cut_torn_line(self._journal)
+        blocks = list(_blocks(self._journal))
+        self.read = sum(block["read"] for block in blocks)
+        """Documents of the source that whole blocks account for."""
+        self._written = {
+            split: {
+                "documents": sum(block[split]["documents"] for block in blocks),
+                "tokens": sum(block[split]["tokens"] for block in blocks),
+            }
+            for split in splits
+        }
+        self._hashes = {split: [block[split]["sha256"] for block in blocks] for split in splits}
+        for split in splits:
+            self._cut(split)
+        self._begin()
+
+    def add(self, split: Split, ids: Sequence[int]) -> None:
+        """Append a document; one without tokens is read, but not kept."""
+        self._read += 1
+        if len(ids):
+            self._pending[split].append(np.array(ids, dtype=self._dtype))
+            self._size += len(ids)
+        if self._size >= _BLOCK:
+            self.flush()
+
+    def flush(self) -> None:
+        """Make a block of what was added since the last one."""
+        if not self._read:
+            return
+        block: dict[str, Any] = {"read": self._read}
+        for split, documents in self._pending.items():
+            block[split] = self._append(split, documents)
+        # After the data, so that a block with a line is whole.
+        _append(self._journal, f"{json.dumps(block)}\n".encode())
+        self._begin()
+
+    def finish(self) -> None:
+        """Write what is pending, and what ``TokenStore`` reads first."""
+        self.flush()
+        facts = {
+            "dtype": str(self._dtype),
+            "splits": {
+                split: {**counts, "content": _sha256("".join(self._hashes[split]).encode())}
+                for split, counts in self._written.items()
+            },
+        }
+        (self._folder / "facts.json").write_text(json.dumps(facts))
+
+    def _begin(self) -> None:
+        self._read = self._size = 0
+        self._pending: dict[Split, list[NDArray[Any]]] = {split: [] for split in self._written}
+
+    def _append(self, split: Split, documents: list[NDArray[Any]]) -> dict[str, Any]:
+        written = self._written[split]
+        ids = np.concatenate([np.empty(0, self._dtype), *documents])
+        lengths = np.array([len(each) for each in documents], dtype=np.int64)
+        ends = written["tokens"] + np.cumsum(lengths)
+        _append(self._folder / f"{split}.ids", ids.tobytes())
+        _append(self._folder / f"{split}.offsets", ends.tobytes())
+        written["documents"] += len(documents)
+        written["tokens"] += len(ids)
+        self._hashes[split].append(_digest(ids, ends))
+        return {
+            "documents": len(documents),
+            "tokens": len(ids),
+            "sha256": self._hashes[split][-1],
+        }
+
+    def _cut(self, split: Split) -> None:
+        """Take away what was written of a block that did not become whole."""
+        written = self._written[split]
+        sizes = {
+            "ids": written["tokens"] * self._dtype.itemsize,
+            "offsets": (written["documents"] + 1) * 8,
+        }
+        for kind, size in sizes.items():
+            with (self._folder / f"{split}.{kind}").open("ab") as file:
+                if kind == "offsets" and file.tell() == 0:
+                    file.write(bytes(8))
+                assert file.tell() >= size, "a block was entered before its data were on disk"
+                file.truncate(size)
+
+
+def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise DataError(
+            f"{path}: {error.strerror}: remove its folder, and it is made anew"
+        ) from None
+    if size != count * dtype.itemsize:
+        raise DataError(
+            f"{path}: {size} bytes, expected {count * dtype.itemsize}: remove its folder, and it "
+            "is made anew"
+        )
+    # An empty file cannot be mapped.
+    return np.memmap(path, dtype, mode="r", shape=(count,)) if count else np.empty(0, dtype)
+
+
+def _blocks(journal: Path) -> Iterator[Mapping[str, Any]]:
+    with journal.open("rb") as lines:
+        yield from map(json.loads, lines)
+
+
+def _cut_torn_line(journal: Path) -> None:
+    journal.touch()
+    os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
+
+
+def _append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _digest(ids: NDArray[Any], ends: NDArray[np.int64]) -> str:
+    return _sha256(ids.tobytes() + ends.tobytes())
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
