@@ -7,3 +7,5 @@ python=${PYTHON:-.venv/bin/python}
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv
 "$python" -m pytest -m gpu
 "$python" benchmarks/train_vs_sentence_transformers.py
+"$python" benchmarks/pretrain_throughput.py
+"$python" benchmarks/pretrain_throughput.py --compile

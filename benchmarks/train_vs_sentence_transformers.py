@@ -7,11 +7,10 @@ attention, and bf16 autocast where the device has it natively; its best counts.
 
 Usage::
 
-    python benchmarks/train_vs_sentence_transformers.py [--data DIR] [--rounds 3] [--profile]
+    python benchmarks/train_vs_sentence_transformers.py [--data DIR] [--rounds 3] [--steps 8]
 
 ``DIR`` holds parquet files with the columns query and positive; by default the starter's sources
 are read. The result goes to ``benchmarks/results/``, as JSON and as a row of ``train.md``.
-``--profile`` prints instead where the time of embedkit's steps goes.
 """
 
 import argparse
@@ -20,7 +19,6 @@ import platform
 import statistics
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -42,17 +40,18 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
 
-from embedkit.data.batches import Batches, ContrastiveBatch, stream
+from embedkit.data.batches import Batches, ContrastiveBatch
+from embedkit.data.loading import stream
 from embedkit.data.records import Records, open_records
 from embedkit.data.schedule import Draw, Schedule
 from embedkit.losses import info_nce
 from embedkit.metrics import Metrics
 from embedkit.models import hub
-from embedkit.models.embedder import Embedder
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.precision import autocast_dtype, has_bf16
 from embedkit.recipe import Contrastive, Recipe
 from embedkit.recipe import Embedder as EmbedderSection
+from embedkit.speed import matmul_peak, wait
 from embedkit.tokenization import Tokenize
 from embedkit.trainer import Trainer
 
@@ -142,7 +141,7 @@ def embedkit_steps(
     ends = [time.perf_counter()]
 
     def ended(_done: int) -> None:
-        _wait(device)
+        wait(device)
         ends.append(time.perf_counter())
 
     with tempfile.TemporaryDirectory() as folder:
@@ -165,7 +164,7 @@ class _Ends(TrainerCallback):
         self.device, self.times = device, [time.perf_counter()]
 
     def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
-        _wait(self.device)
+        wait(self.device)
         self.times.append(time.perf_counter())
 
 
@@ -235,71 +234,6 @@ def check_same_loss(pairs: Records, device: torch.device) -> float:
     return worst
 
 
-def matmul_peak(dtype: torch.dtype, device: torch.device) -> float:
-    """GFLOP/s of a large matrix product, the best of several."""
-    size = 1024 if device.type == "cpu" else 8192
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    best = 0.0
-    for _ in range(5):
-        began = time.perf_counter()
-        a @ b
-        _wait(device)
-        best = max(best, 2 * size**3 / (time.perf_counter() - began) / 1e9)
-    return best
-
-
-class Stopwatch:
-    """Seconds spent in functions, by the names given to them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._device = device
-
-    def watch(self, owner: Any, function: str, name: str) -> None:
-        """From now on, time every call of ``owner.function``."""
-        call = getattr(owner, function)
-
-        def timed(*args: Any, **options: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return call(*args, **options)
-            finally:
-                _wait(self._device)
-                self.seconds[name] += time.perf_counter() - began
-
-        setattr(owner, function, timed)
-
-
-def profile(pairs: Records, steps: int, device: torch.device) -> None:
-    """Print where the time of embedkit's steps goes, by operator and by part of a step."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as torch_profile
-
-    kinds = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        kinds.append(ProfilerActivity.CUDA)
-    with torch_profile(activities=kinds) as found:
-        embedkit_steps(pairs, len(STARTER) + 1, "eager", device)
-    print(found.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=15))
-    watch = Stopwatch(device)
-    watch.watch(Batches, "__getitem__", "tokenization")
-    watch.watch(Embedder, "forward", "forward")
-    watch.watch(ContrastiveObjective, "_loss", "loss")
-    watch.watch(ContrastiveObjective, "backward", "objective")
-    watch.watch(torch.nn.utils, "clip_grad_norm_", "clipping")
-    watch.watch(torch.optim.AdamW, "step", "optimizer")
-    began = time.perf_counter()
-    # Without workers, so that tokenization does not hide behind the step before.
-    embedkit_steps(pairs, steps, "eager", device, workers=0)
-    total = time.perf_counter() - began
-    parts = dict(watch.seconds)
-    parts["backward"] = parts.pop("objective") - parts["forward"] - parts["loss"]
-    parts["loading, last checkpoint, rest"] = total - sum(parts.values())
-    print("| part | ms a step | share |\n|---|---:|---:|")
-    for name, seconds in sorted(parts.items(), key=lambda part: -part[1]):
-        print(f"| {name} | {1e3 * seconds / steps:.1f} | {seconds / total:.1%} |")
-
-
 def measure(pairs: Records, rounds: int, steps: int, device: torch.device) -> dict[str, Any]:
     """Median seconds of a step for every contender, taking turns."""
     contenders = [Contender(t, a) for a in ("eager", "sdpa") for t in ("embedkit", "peer")]
@@ -351,11 +285,6 @@ def keep(result: dict[str, Any], name: str) -> None:
         file.write(f"| {' | '.join(cells)} |\n")
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def _processor(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -373,13 +302,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pairs = read_pairs(options.data, max(options.steps, len(STARTER)) + 2)
-    if options.profile:
-        profile(pairs, options.steps, device)
-        return
     difference = check_same_loss(pairs, device)
     assert difference < 1e-4, f"the losses differ by {difference}"
     step = measure(pairs, options.rounds, options.steps, device)
@@ -400,8 +325,8 @@ def main() -> None:
         "best": {"embedkit": ours[1], "sentence-transformers": peers[1]},
         "ratio": peers[0] / ours[0],
         "gflops": {
-            "fp32": matmul_peak(torch.float32, device),
-            "bf16": matmul_peak(torch.bfloat16, device),
+            "fp32": matmul_peak(device, torch.float32) / 1e9,
+            "bf16": matmul_peak(device, torch.bfloat16) / 1e9,
         },
     }
     keep(result, f"train_{result['date']}_{device.type}_{result['data']}")

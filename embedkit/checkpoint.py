@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from embedkit import distributed, sharding
 from embedkit.errors import UserError
 
 _STATE = "state.json"
@@ -32,11 +33,46 @@ class BrokenCheckpointError(UserError):
     """A checkpoint whose files are not those that were written."""
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """Whole tensors on the CPU: weights by name, moments by ``<name>/<moment>``.
+
+    One format for every number of ranks, sharded or not.
+    """
+
+    weights: Mapping[str, Tensor]
+    moments: Mapping[str, Tensor]
+
+
+def captured(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    """The state of a model and its optimizer, on rank 0; empty elsewhere. All ranks have to ask."""
+    if sharding.is_sharded(model):
+        weights, moments = sharding.whole_state(model, optimizer)
+        return State(
+            weights,
+            {f"{name}/{moment}": t for name, own in moments.items() for moment, t in own.items()},
+        )
+    if not distributed.is_main():
+        return State({}, {})
+    return State(_weights(model), _moments(model, optimizer))
+
+
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a model that may be sharded, on rank 0; empty elsewhere. All have to ask."""
+    parts = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    weights = {name: sharding.whole(each).cpu() for name, each in parts.items()}
+    return weights if distributed.is_main() else {}
+
+
+def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The weights of a checkpoint by name."""
+    return load_file(checkpoint.folder / "model.safetensors")
+
+
 def save(
     root: Path,
     step: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    state: State,
     facts: Mapping[str, Any],
     *,
     keep: int,
@@ -52,8 +88,8 @@ def save(
     final = root / f"step-{step:06d}"
     aside = root / f".{final.name}.tmp"
     aside.mkdir(parents=True)
-    save_file(_weights(model), aside / "model.safetensors")
-    save_file(_moments(model, optimizer), aside / "optimizer.safetensors")
+    save_file(dict(state.weights), aside / "model.safetensors")
+    save_file(dict(state.moments), aside / "optimizer.safetensors")
     _write_json(aside / _STATE, {"step": step, "facts": facts})
     _write_json(aside / _HASHES, {path.name: _sha256(path) for path in sorted(aside.iterdir())})
     for path in [*aside.iterdir(), aside]:
@@ -102,20 +138,25 @@ def read(folder: Path) -> Checkpoint:
 
 
 def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put the checkpoint's weights and moments into a model and an optimizer of the same run."""
+    """Put the checkpoint's weights and moments into a model and an optimizer of the same run.
+
+    Each may be sharded, over whatever number of ranks, or not.
+    """
     weights = load_file(checkpoint.folder / "model.safetensors")
-    model.load_state_dict(weights)
-    moments = load_file(checkpoint.folder / "optimizer.safetensors")
-    by_name: dict[str, dict[str, Tensor]] = {}
-    for full_name, tensor in moments.items():
+    moments: dict[str, dict[str, Tensor]] = {}
+    for full_name, tensor in load_file(checkpoint.folder / "optimizer.safetensors").items():
         name, _, moment = full_name.rpartition("/")
-        by_name.setdefault(name, {})[moment] = tensor
+        moments.setdefault(name, {})[moment] = tensor
+    if sharding.is_sharded(model):
+        sharding.restore(model, optimizer, weights, moments)
+        return
+    model.load_state_dict(weights)
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
-    for name, state in by_name.items():
+    for name, values in moments.items():
         parameter = parameters[name]
         optimizer.state[parameter] = {
-            moment: tensor.to(parameter.device) for moment, tensor in state.items()
+            moment: tensor.to(parameter.device) for moment, tensor in values.items()
         }
 
 

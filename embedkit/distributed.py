@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from embedkit.errors import UserError
 
@@ -103,6 +104,15 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return total
 
 
+def max_over_ranks(value: int, device: torch.device) -> int:
+    """The largest of every rank's ``value``."""
+    if world_size() == 1:
+        return value
+    box = torch.tensor([value], device=device)
+    dist.all_reduce(box, op=dist.ReduceOp.MAX)
+    return int(box.item())
+
+
 def gather(rows: Tensor) -> tuple[Tensor, int]:
     """Every rank's rows, in rank order, and where this rank's begin.
 
@@ -119,13 +129,13 @@ def gather(rows: Tensor) -> tuple[Tensor, int]:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace every gradient by its mean over the ranks."""
+    """Replace every gradient by its mean over the ranks; those of a sharded model are it."""
     if world_size() == 1:
         return
     bucket: list[Tensor] = []
     size = 0
     for parameter in parameters:
-        if parameter.grad is None:
+        if parameter.grad is None or isinstance(parameter.grad, DTensor):
             continue
         bucket.append(parameter.grad)
         size += parameter.grad.numel()

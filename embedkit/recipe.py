@@ -1,7 +1,7 @@
 """The recipe of a run: one typed, frozen, closed value, read from TOML."""
 
 from collections.abc import Sequence
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import (
     Field,
@@ -40,8 +40,9 @@ class Data(Section):
     mix: tuple[Mix, ...] = Field(min_length=1, strict=False)
     alpha: NonNegativeFloat = 0.5
     """Sources are drawn with probability ~ rows ** alpha (paper, appendix D.2)."""
-    max_query_tokens: PositiveInt = 512
-    max_document_tokens: PositiveInt = 512
+    max_query_tokens: int = Field(default=512, ge=3)
+    """Special tokens included, as in ``max_document_tokens``."""
+    max_document_tokens: int = Field(default=512, ge=3)
     workers: NonNegativeInt = 1
     """Processes that tokenize ahead. 0 tokenizes in the training process."""
 
@@ -155,6 +156,16 @@ class Recipe(Training):
     data: Data
     objective: Contrastive = Contrastive()
     evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _replicated(cls, tables: Any) -> Any:
+        if isinstance(tables, dict) and tables.get("shard"):
+            raise ValueError(
+                "shard: contrastive training runs replicated, since every rank needs the whole "
+                "model for its share of a batch; leave it out"
+            )
+        return tables
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:

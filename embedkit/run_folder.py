@@ -17,7 +17,7 @@ from embedkit.errors import UserError
 from embedkit.recipe import Training
 from embedkit.toml import differences
 
-_NEUTRAL = ("data.workers", "logging.", "checkpoints.", "evaluation.")
+_NEUTRAL = ("data.workers", "logging.", "checkpoints.", "evaluation.", "held_out.")
 """Keys that cannot change what is trained: a resumed run may have other values."""
 
 _PACKAGES = ("embedkit-neobert", "torch", "transformers", "sentence-transformers", "mteb")

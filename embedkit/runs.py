@@ -1,32 +1,22 @@
 """A recipe in, objects built, work done: what the commands and the Python API call."""
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-from rich.console import Console
-
-from embedkit import distributed, precision, report, run_folder
-from embedkit.data.batches import Batches, ContrastiveBatch, stream
+from embedkit import distributed, finetuning, precision, pretraining
+from embedkit.course import follow
 from embedkit.data.records import Records
+from embedkit.data.texts import Texts
 from embedkit.errors import UserError
 from embedkit.evaluation.mteb import evaluate as score
 from embedkit.evaluation.selection import select_tasks
-from embedkit.evaluation.summary import Summary, comparison
-from embedkit.measuring import Measuring, check_held_out, check_tasks, tasks_of
-from embedkit.metrics import Metrics, check_trackers, open_trackers
-from embedkit.mixture import Mixture, build_schedule, open_mixture, resolve_steps, stored_prompts
+from embedkit.evaluation.summary import Summary
+from embedkit.measuring import tasks_of
 from embedkit.models import hub
 from embedkit.models.embedder import Embedder
-from embedkit.models.export import write_model
-from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.prompts import instruction_prompts
-from embedkit.recipe import Recipe, load_recipe
-from embedkit.run_folder import RunFolder
-from embedkit.trainer import Trainer
+from embedkit.recipe import PretrainRecipe, Recipe, Training, load_pretrain_recipe, load_recipe
 
 
 def finetune(
@@ -55,26 +45,51 @@ def finetune(
         UserError: recipe, data, model or folder are not as they should be.
         Interrupted: the run was asked to stop and has written a checkpoint.
     """
-    path = Path(output) if output else default_output(recipe)
-    run_folder.check(path, resume=resume, overwrite=overwrite)
-    device = distributed.local_device()
-    _be_deterministic(device)
-    with distributed.group(device):
-        console = Console(quiet=not distributed.is_main())
-        run = _prepare(_as_recipe(recipe), sources, device, console)
-        folder = distributed.on_main(
-            partial(run_folder.claim, path, resume=resume, overwrite=overwrite)
-        )
-        measuring = Measuring(run.recipe.evaluation, folder, run.embedder, run.mixture)
-        with _metrics(folder, run.recipe) as metrics:
-            trainer = _trainer(run, folder, metrics, measuring)
-            start = 0
-            if resume:
-                start = _restore(trainer, folder, run.facts, allow_world_size_change, console)
-            distributed.on_main(partial(_begin, run, folder, metrics, start))
-            measuring.before(start)
-            trainer.fit(start)
-        distributed.on_main(partial(_finish, run, folder, measuring, console))
+    folder = follow(
+        partial(finetuning.prepare, _as_recipe(recipe), sources),
+        Path(output or default_output(recipe)),
+        resume=resume,
+        overwrite=overwrite,
+        allow_world_size_change=allow_world_size_change,
+    )
+    return folder.model
+
+
+def pretrain(
+    recipe: PretrainRecipe | str | Path,
+    output: str | Path | None = None,
+    *,
+    sources: Mapping[str, Texts] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    allow_world_size_change: bool = False,
+) -> Path:
+    """Pretrain a NeoBERT by masked language modelling. Under torchrun, on all ranks.
+
+    Args:
+        recipe: a value, a name under ``recipes/``, or a path.
+        output: the run's folder; by default ``runs/<recipe>``.
+        sources: texts by the names under which the recipe's mixture mentions them.
+        resume: continue the newest whole checkpoint in ``output``.
+        overwrite: replace the run in ``output``.
+        allow_world_size_change: resume on another number of ranks, with other rounding.
+
+    Returns:
+        The folder of the model, which ``finetune`` takes as backbone and, once embedkit is
+        imported, ``AutoModelForMaskedLM`` opens.
+
+    Raises:
+        UserError: recipe, data or folder are not as they should be.
+        Interrupted: the run was asked to stop and has written a checkpoint.
+    """
+    resolved = recipe if isinstance(recipe, PretrainRecipe) else load_pretrain_recipe(str(recipe))
+    folder = follow(
+        partial(pretraining.prepare, resolved, sources),
+        Path(output or default_output(recipe)),
+        resume=resume,
+        overwrite=overwrite,
+        allow_world_size_change=allow_world_size_change,
+    )
     return folder.model
 
 
@@ -129,9 +144,9 @@ def load(model: str | Path, *, dtype: str = "auto") -> Embedder:
     return hub.load(str(model), autocast=precision.autocast_dtype(dtype, device), device=device)
 
 
-def default_output(recipe: Recipe | str | Path) -> Path:
+def default_output(recipe: Training | str | Path) -> Path:
     """``runs/<recipe>``, by the recipe's name under ``recipes/`` or that of its file."""
-    if isinstance(recipe, Recipe):
+    if isinstance(recipe, Training):
         return Path("runs/run")
     name = str(recipe)
     return Path("runs") / (Path(name).stem if name.endswith(".toml") else name)
@@ -139,121 +154,3 @@ def default_output(recipe: Recipe | str | Path) -> Path:
 
 def _as_recipe(recipe: Recipe | str | Path) -> Recipe:
     return recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """What a run is made of, before it touches its folder."""
-
-    recipe: Recipe
-    mixture: Mixture
-    embedder: Embedder
-    batches: Batches
-    facts: Mapping[str, object]
-
-
-def _be_deterministic(device: torch.device) -> None:
-    if device.type == "cuda":
-        # Atomic additions in another order would make a resumed run another run.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-
-
-def _prepare(
-    recipe: Recipe, sources: Mapping[str, Records] | None, device: torch.device, console: Console
-) -> _Run:
-    """Open and check everything that a run reads, and say what it will do."""
-    recipe, chosen = precision.resolve(recipe, device)
-    check_tasks(recipe.evaluation)
-    check_trackers(recipe.logging.trackers)
-    mixture = open_mixture(recipe, sources)
-    check_held_out(recipe.evaluation, mixture.manifests)
-    recipe = resolve_steps(recipe, mixture)
-    schedule = build_schedule(mixture, recipe)
-    autocast = precision.autocast_dtype(recipe.precision, device)
-    embedder = hub.load(recipe.model, settings=recipe.embedder, autocast=autocast, device=device)
-    embedder.prompts |= stored_prompts(mixture.records)
-    _check_lengths(recipe, mixture, embedder)
-    facts = {
-        "recipe": recipe.model_dump(mode="json"),
-        "sources": mixture.fingerprints,
-        "model": {"identity": embedder.identity},
-        "world_size": distributed.world_size(),
-        "threads": torch.get_num_threads(),
-    }
-    batches = Batches(schedule, mixture.records, embedder.tokenizer, recipe.data, seed=recipe.seed)
-    console.print(report.overview(recipe, mixture, schedule, embedder, chosen))
-    return _Run(recipe, mixture, embedder, batches, facts)
-
-
-def _check_lengths(recipe: Recipe, mixture: Mixture, embedder: Embedder) -> None:
-    limits = {
-        "data.max_query_tokens": recipe.data.max_query_tokens,
-        "data.max_document_tokens": recipe.data.max_document_tokens,
-    }
-    for records in mixture.records:
-        limits[f"{records.name}: max_query_tokens"] = records.max_query_tokens or 0
-        limits[f"{records.name}: max_document_tokens"] = records.max_document_tokens or 0
-    for key, limit in limits.items():
-        if limit > embedder.position_limit:
-            raise UserError(
-                f"{key} = {limit}: {recipe.model} reads at most {embedder.position_limit} tokens; "
-                "set it to that or less"
-            )
-
-
-def _metrics(folder: RunFolder, recipe: Recipe) -> Metrics:
-    config = recipe.model_dump(mode="json")
-    names = recipe.logging.trackers if distributed.is_main() else ()
-    return Metrics(folder.metrics, open_trackers(names, folder.path, config))
-
-
-def _trainer(
-    run: _Run, folder: RunFolder, metrics: Metrics, measuring: Measuring
-) -> Trainer[ContrastiveBatch]:
-    return Trainer(
-        run.embedder,
-        ContrastiveObjective(run.recipe.objective),
-        partial(stream, run.batches, workers=run.recipe.data.workers),
-        recipe=run.recipe,
-        folder=folder.path,
-        facts=run.facts,
-        metrics=metrics,
-        after_step=measuring.after_step,
-    )
-
-
-def _restore(
-    trainer: Trainer[ContrastiveBatch],
-    folder: RunFolder,
-    facts: Mapping[str, object],
-    allow_world_size_change: bool,
-    console: Console,
-) -> int:
-    found, remarks = run_folder.newest_checkpoint(
-        folder, facts, allow_world_size_change=allow_world_size_change
-    )
-    for remark in remarks:
-        console.print(f"note: {remark}", highlight=False, markup=False, soft_wrap=True)
-    if found is None:
-        return 0
-    trainer.restore(found)
-    console.print(f"resuming after step {found.step}", highlight=False)
-    return found.step
-
-
-def _begin(run: _Run, folder: RunFolder, metrics: Metrics, start: int) -> None:
-    run_folder.describe(folder, run.recipe, run.facts)
-    metrics.cut(start)
-
-
-def _finish(run: _Run, folder: RunFolder, measuring: Measuring, console: Console) -> None:
-    """Export at once, so that the model is there whatever becomes of its evaluation."""
-    card = partial(report.model_card, run.embedder, run.recipe, run.mixture)
-    write_model(run.embedder, folder.model, card=card(None, None))
-    console.print(f"model: {folder.model}", highlight=False, markup=False, soft_wrap=True)
-    before, after = measuring.after()
-    if after is None:
-        return
-    (folder.model / "README.md").write_text(card(before, after), encoding="utf-8")
-    console.print(comparison(before, after) if before else after.table())

@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from torch import Tensor, nn
 
-from embedkit import checkpoint, distributed, keyed
+from embedkit import checkpoint, distributed, keyed, sharding
 from embedkit.errors import UserError
 from embedkit.interrupt import StopRequest
 from embedkit.metrics import Metrics
@@ -150,7 +150,7 @@ class Trainer(Generic[BatchT]):
 
     def _clip(self) -> Tensor:
         limit = self._recipe.optim.clip or float("inf")
-        return nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+        return sharding.whole(nn.utils.clip_grad_norm_(self._model.parameters(), limit))
 
     def _record(
         self,
@@ -171,14 +171,10 @@ class Trainer(Generic[BatchT]):
             progress.update(bar, line=_line(self._metrics.write()))
 
     def _save(self, done: int) -> None:
+        state = checkpoint.captured(self._model, self._optimizer)
         if distributed.is_main():
             checkpoint.save(
-                self._checkpoints,
-                done,
-                self._model,
-                self._optimizer,
-                self._facts,
-                keep=self._recipe.checkpoints.keep,
+                self._checkpoints, done, state, self._facts, keep=self._recipe.checkpoints.keep
             )
         distributed.barrier()
 

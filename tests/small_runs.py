@@ -79,10 +79,63 @@ def write_source(folder: Path, name: str, rows: int, negatives: int) -> Path:
     return path
 
 
+def write_small_pretraining(folder: Path, tokenizer: str) -> Path:
+    """Write ``mlm.toml`` over the texts ``short`` and ``long``, with their manifests."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(0)
+    for name, words in {"short": 12, "long": 60}.items():
+        texts = [" ".join(rng.choices(_WORDS, k=rng.randint(2, words))) for _ in range(60)]
+        file = folder / f"{name}.jsonl"
+        file.write_text(
+            "".join(json.dumps({"text": f"{i} {t}"}) + "\n" for i, t in enumerate(texts))
+        )
+        manifest = {
+            "source": {"kind": "files", "files": [{"path": str(file)}]},
+            "columns": {"text": "text"},
+            "held_out": {"share": 0.2},
+        }
+        (folder / f"{name}.toml").write_text(tomli_w.dumps(manifest))
+    recipe = {
+        "seed": 3,
+        "steps": STEPS,
+        "precision": "fp32",
+        "model": {
+            "tokenizer": tokenizer,
+            "hidden_size": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 24,
+            "max_position_embeddings": 24,
+        },
+        "data": {
+            "max_tokens": 24,
+            "packing": "exact",
+            "batch_tokens": 192,
+            "draw_rows": 4,
+            "micro_tokens": 50,
+            "workers": 0,
+            "mix": [
+                {"manifest": str(folder / "short.toml"), "weight": 0.5},
+                {"manifest": str(folder / "long.toml"), "weight": 0.25},
+                {"manifest": str(folder / "long.toml"), "weight": 0.25, "min_tokens": 30},
+            ],
+        },
+        "objective": {"kind": "masked_lm"},
+        "optim": {"lr": 1e-2, "warmup_steps": 3},
+        "checkpoints": {"every": 4},
+        "logging": {"every": 1},
+        "held_out": {"every": 6, "rows": 8},
+    }
+    path = folder / "mlm.toml"
+    path.write_text(tomli_w.dumps(recipe))
+    return path
+
+
 def metrics_of(run: Path) -> list[dict[str, Any]]:
     """The lines of ``metrics.jsonl``, without what time it took."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+    timed = {"seconds", "mfu"}
+    return [{key: value for key, value in line.items() if key not in timed} for line in lines]
 
 
 def state_of(run: Path) -> dict[str, str]:

@@ -38,7 +38,7 @@ def trained(steps: int = 2, seed: int = 0) -> tuple[nn.Module, torch.optim.Optim
 
 
 def save(root: Path, step: int, *, keep: int = 2) -> Path:
-    return checkpoint.save(root, step, *trained(), {"seed": 7}, keep=keep)
+    return checkpoint.save(root, step, checkpoint.captured(*trained()), {"seed": 7}, keep=keep)
 
 
 def names(root: Path) -> list[str]:
@@ -47,7 +47,7 @@ def names(root: Path) -> list[str]:
 
 def test_weights_and_moments_come_back(tmp_path: Path) -> None:
     model, optimizer = trained()
-    checkpoint.save(tmp_path, 3, model, optimizer, {"seed": 7}, keep=1)
+    checkpoint.save(tmp_path, 3, checkpoint.captured(model, optimizer), {"seed": 7}, keep=1)
     found, broken = checkpoint.newest(tmp_path)
     assert found is not None
     assert (found.step, found.facts, broken) == (3, {"seed": 7}, [])
@@ -71,7 +71,7 @@ def test_weights_that_were_tied_stay_tied(tmp_path: Path) -> None:
 
 
 def test_a_model_before_its_first_step_has_no_moments(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, 1, *trained(steps=0), {}, keep=1)
+    checkpoint.save(tmp_path, 1, checkpoint.captured(*trained(steps=0)), {}, keep=1)
     model, optimizer = trained()
     checkpoint.restore(checkpoint.read(tmp_path / "step-000001"), model, optimizer)
     assert not optimizer.state

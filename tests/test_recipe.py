@@ -91,7 +91,7 @@ def test_a_wrong_value_is_named(override: str, message: str, file: str) -> None:
 
 
 def test_all_mistakes_are_told_at_once(file: str) -> None:
-    with pytest.raises(UserError, match=r"mine\.toml: data\.batch: .*; optim\.lrr: "):
+    with pytest.raises(UserError, match=r"mine\.toml: optim\.lrr: .*; data\.batch: "):
         load_recipe(file, ["optim.lrr=1", "data.batch=2"])
 
 

@@ -1,16 +1,13 @@
-import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from breaking import CrashError, at_step, start, wait_for_lines
 from embedkit_cli.app import main
 from ranks import run_on_ranks
 from small_runs import STEPS, metrics_of, state_of, write_small_recipe
@@ -19,29 +16,10 @@ from embedkit import distributed, runs
 from embedkit.errors import UserError
 from embedkit.interrupt import StopRequest
 from embedkit.recipe import Recipe, load_recipe
-from embedkit.trainer import Interrupted, Trainer
+from embedkit.trainer import Interrupted
 
 CACHED = "objective.chunk_tokens=100"
 ACCUMULATED = "optim.accumulation=2"
-
-
-class CrashError(Exception):
-    """Stands for whatever ends a run without warning."""
-
-
-@contextmanager
-def at_step(step: int, event: Callable[[], None]) -> Iterator[None]:
-    """Let ``event`` happen on every rank once ``step`` is recorded, before it can be saved."""
-    record = Trainer._record
-
-    def record_first(self: Any, done: int, *args: Any, **options: Any) -> None:
-        record(self, done, *args, **options)
-        if done == step:
-            event()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "_record", record_first)
-        yield
 
 
 def crash(recipe: Recipe, output: Path, *, after: int, resume: bool = False) -> None:
@@ -96,21 +74,6 @@ def test_a_run_killed_at_random_moments_ends_as_the_unbroken_one(
 
 def is_run(folder: Path) -> bool:
     return (folder / "killed" / "run.json").is_file()
-
-
-def start(work: Callable[..., object], *args: object, **options: object) -> multiprocessing.Process:
-    """Run ``work`` in a forked process, which needs no new imports."""
-    process = multiprocessing.get_context("fork").Process(target=work, args=args, kwargs=options)
-    process.start()
-    return process  # type: ignore[return-value]
-
-
-def wait_for_lines(run: Path, count: int) -> None:
-    metrics = run / "metrics.jsonl"
-    give_up = time.monotonic() + 60
-    while not metrics.exists() or metrics.read_bytes().count(b"\n") < count:
-        assert time.monotonic() < give_up, f"{metrics} never had {count} lines"
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "state.json"])

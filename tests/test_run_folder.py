@@ -11,8 +11,8 @@ from embedkit import checkpoint, run_folder
 from embedkit.errors import UserError
 from embedkit.optim import build_optimizer
 from embedkit.recipe import Recipe
-from embedkit.toml import validated
 from embedkit.run_folder import RunFolder
+from embedkit.toml import validated
 
 TABLES: dict[str, Any] = {
     "steps": 100,
@@ -51,7 +51,8 @@ def run_with_checkpoint(path: Path, recipe: Recipe) -> RunFolder:
     folder = run_folder.claim(path, resume=False, overwrite=False)
     model = nn.Linear(2, 2)
     optimizer = build_optimizer(model, recipe.optim)
-    checkpoint.save(folder.checkpoints, 50, model, optimizer, facts_of(recipe), keep=2)
+    state = checkpoint.captured(model, optimizer)
+    checkpoint.save(folder.checkpoints, 50, state, facts_of(recipe), keep=2)
     run_folder.describe(folder, recipe, facts_of(recipe))
     return folder
 

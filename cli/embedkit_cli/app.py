@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -34,28 +36,52 @@ Overrides = Annotated[
 ]
 
 
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue the newest checkpoint in the output.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the output.")]
+AllowWorldSizeChange = Annotated[
+    bool, typer.Option("--allow-world-size-change", help="Resume on another number of ranks.")
+]
+
+
+@app.command()
+def pretrain(
+    recipe: RecipeName,
+    output: Output = None,
+    overrides: Overrides = [],
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    allow_world_size_change: AllowWorldSizeChange = False,
+) -> None:
+    """Pretrain a NeoBERT by masked language modelling. Under torchrun, on every rank it starts."""
+    from embedkit import runs
+    from embedkit.recipe import load_pretrain_recipe
+
+    with _told_when_interrupted():
+        runs.pretrain(
+            load_pretrain_recipe(recipe, overrides),
+            output or runs.default_output(recipe),
+            resume=resume,
+            overwrite=overwrite,
+            allow_world_size_change=allow_world_size_change,
+        )
+
+
 @app.command()
 def finetune(
     recipe: RecipeName,
     output: Output = None,
     overrides: Overrides = [],
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the newest checkpoint in the output.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in the output.")
-    ] = False,
-    allow_world_size_change: Annotated[
-        bool,
-        typer.Option("--allow-world-size-change", help="Resume on another number of ranks."),
-    ] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    allow_world_size_change: AllowWorldSizeChange = False,
 ) -> None:
     """Fine-tune an embedding model. Under torchrun, on every rank it starts."""
     from embedkit import runs
     from embedkit.recipe import load_recipe
-    from embedkit.trainer import Interrupted
 
-    try:
+    with _told_when_interrupted():
         runs.finetune(
             load_recipe(recipe, overrides),
             output or runs.default_output(recipe),
@@ -63,9 +89,6 @@ def finetune(
             overwrite=overwrite,
             allow_world_size_change=allow_world_size_change,
         )
-    except Interrupted as stopped:
-        if _is_main():
-            typer.echo(f"{stopped}; continue with: {_resume_command()}")
 
 
 @app.command()
@@ -80,7 +103,8 @@ def show(
     from embedkit.toml import differences
 
     tables = [
-        load_any_recipe(name, overrides).model_dump(mode="json", exclude_none=True) for name in recipes
+        load_any_recipe(name, overrides).model_dump(mode="json", exclude_none=True)
+        for name in recipes
     ]
     if len(tables) == 1:
         typer.echo(tomli_w.dumps(tables[0]), nl=False)
@@ -113,6 +137,18 @@ def main() -> None:
         if _is_main():
             sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(2)
+
+
+@contextmanager
+def _told_when_interrupted() -> Iterator[None]:
+    """Print how to go on with a run that was asked to stop; it is a success."""
+    from embedkit.trainer import Interrupted
+
+    try:
+        yield
+    except Interrupted as stopped:
+        if _is_main():
+            typer.echo(f"{stopped}; continue with: {_resume_command()}")
 
 
 def _is_main() -> bool:

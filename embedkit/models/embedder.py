@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from embedkit.hashing import sha256_of
 from embedkit.models.backbones import Backbone, NeoBERTBackbone
 from embedkit.tokenization import Tokenize
 from embedkit.tokens import TokenBatch, chunks_by_budget
@@ -107,19 +108,16 @@ class Embedder(nn.Module):
     @property
     def identity(self) -> str:
         """SHA-256 of all that a vector depends on: weights, prompts, pooling, type and length."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.state_dict().items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         settings = {
+            "weights": sha256_of(self.state_dict()),
             "prompts": self.prompts,
             "pooling": self.pooling,
             "include_prompt": self.include_prompt,
             "autocast": str(self.autocast),
             "max_tokens": self.max_tokens,
         }
-        digest.update(json.dumps(settings, sort_keys=True).encode())
-        return digest.hexdigest()
+        described = json.dumps(settings, sort_keys=True)
+        return hashlib.sha256(described.encode()).hexdigest()
 
     def _pooled(self, hidden: Tensor, tokens: TokenBatch) -> Tensor:
         if self.pooling == "cls":

@@ -1,0 +1,117 @@
+"""The loss on documents that pretraining never reads, measured while it goes on."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from embedkit import distributed
+from embedkit.data.text_batches import MaskedBatch
+from embedkit.models.language_model import LanguageModel
+from embedkit.objectives.masked_lm import micro_batches
+from embedkit.recipe import PretrainRecipe
+from embedkit.text_mixture import TextMixture
+
+_SEEN = 2**24
+"""Tokens of training that are counted."""
+
+
+class HeldOutLosses:
+    """Measures every source's held-out rows, masked the same each time, into ``held_out.jsonl``.
+
+    A line holds step, source, loss and accuracy. Every rank takes its share of the rows.
+    """
+
+    def __init__(
+        self,
+        recipe: PretrainRecipe,
+        mixture: TextMixture,
+        model: LanguageModel,
+        path: Path,
+        console: Console,
+    ) -> None:
+        assert recipe.steps is not None
+        self._every, self._steps = recipe.held_out.every, recipe.steps
+        self._micro_tokens = recipe.data.micro_tokens
+        self._model = model
+        self._vocabulary = model.network.config.vocab_size
+        self._batches = mixture.held_out_batches()
+        self._seen = {each.name: each.tokenized.train.ids for each in mixture.sources}
+        self._path, self._console = path, console
+
+    def before(self, start: int) -> None:
+        """Drop what was measured after the checkpoint that the run goes on from."""
+        distributed.on_main(partial(self._cut, start))
+        if start == 0 and self._every:
+            self._measure(0)
+
+    def after_step(self, done: int) -> None:
+        """Measure, if ``done`` steps are a time for it."""
+        if self._every and done % self._every == 0:
+            self._measure(done)
+
+    def after(self) -> None:
+        """Measure the trained model, and print its loss beside that of guessing by frequency."""
+        if not self._batches:
+            return
+        losses = self._measure(self._steps)
+        table = Table(title="held-out loss, nats a masked token")
+        for column in ("source", "loss", "by frequency alone", "accuracy"):
+            table.add_column(column, justify="left" if column == "source" else "right")
+        for batch in self._batches:
+            loss, accuracy = losses[batch.source]
+            known = unigram_loss(self._seen[batch.source], batch.targets, self._vocabulary)
+            table.add_row(batch.source, f"{loss:.3f}", f"{known:.3f}", f"{accuracy:.1%}")
+        self._console.print(table)
+
+    def _measure(self, step: int) -> dict[str, tuple[float, float]]:
+        losses = {batch.source: self._loss(batch) for batch in self._batches}
+        distributed.on_main(partial(self._write, step, losses))
+        return losses
+
+    @torch.no_grad()
+    def _loss(self, batch: MaskedBatch) -> tuple[float, float]:
+        """Mean loss and share of right guesses over the masked tokens of all ranks."""
+        device = next(self._model.parameters()).device
+        own = batch.to(device)
+        sums = torch.zeros(3, dtype=torch.float64, device=device)
+        for rows in micro_batches(own, self._micro_tokens):
+            micro = own.select(rows)
+            loss, right = self._model(micro.tokens, micro.positions, micro.targets)
+            sums += torch.tensor([loss.item(), right.item(), len(micro.positions)]).to(sums)
+        total, right, masked = distributed.sum_over_ranks(sums).tolist()
+        return total / max(1, masked), right / max(1, masked)
+
+    def _write(self, step: int, losses: dict[str, tuple[float, float]]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            for source, (loss, accuracy) in losses.items():
+                line = {"step": step, "source": source, "loss": loss, "accuracy": accuracy}
+                file.write(json.dumps(line) + "\n")
+
+    def _cut(self, start: int) -> None:
+        if not self._path.is_file():
+            return
+        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+        # A killed run may leave half a line at the end.
+        whole = [line for line in lines if line.endswith("\n")]
+        kept = [line for line in whole if json.loads(line)["step"] < start]
+        self._path.write_text("".join(kept), encoding="utf-8")
+
+
+def unigram_loss(seen: NDArray[Any], targets: Tensor, vocabulary: int) -> float:
+    """Mean loss of guessing by frequency in training, whatever the rest of the text says.
+
+    Counts are those of the first 16 M tokens, and one more for each word (Laplace).
+    """
+    counts = np.bincount(seen[:_SEEN], minlength=vocabulary) + 1
+    losses = np.log(counts.sum()) - np.log(counts)
+    total = torch.tensor([losses[targets.numpy()].sum(), len(targets)])
+    summed, count = distributed.sum_over_ranks(total).tolist()
+    return summed / max(1.0, count)

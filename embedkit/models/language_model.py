@@ -1,0 +1,37 @@
+"""A NeoBERT that is being pretrained: masked tokens in, the sum of their losses out."""
+
+import torch
+from torch import Tensor, nn
+
+from embedkit.losses import masked_lm
+from embedkit.models.neobert import NeoBERTForMaskedLM
+from embedkit.tokens import TokenBatch
+
+
+class LanguageModel(nn.Module):
+    """The masked language model as one forward, decoder and loss included.
+
+    Args:
+        network: encoder and decoder.
+        autocast: the type of the matrix products; ``None`` keeps that of the weights.
+    """
+
+    def __init__(self, network: NeoBERTForMaskedLM, autocast: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.network, self._autocast = network, autocast
+
+    def forward(
+        self, tokens: TokenBatch, positions: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Guess the tokens at ``positions``, alone of all.
+
+        Shapes: T tokens; positions and targets ``(M,)``; two scalars: the sum of the
+        cross-entropies, and the number of right guesses.
+        """
+        with torch.autocast(
+            tokens.ids.device.type, dtype=self._autocast, enabled=self._autocast is not None
+        ):
+            hidden = self.network.model.encode_tokens(tokens)[positions]
+            return masked_lm(
+                hidden, self.network.decoder.weight, self.network.decoder.bias, targets
+            )

@@ -1,0 +1,69 @@
+"""Models of which every rank holds a part (FSDP2), and their state as a whole."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from embedkit import distributed
+
+Moments = dict[str, dict[str, Tensor]]
+"""What an optimizer keeps of each parameter, by the parameter's name."""
+
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def shard(model: nn.Module, layers: Iterable[nn.Module]) -> None:
+    """Split weights, gradients and moments over the ranks, a layer gathered at a time."""
+    device = next(model.parameters()).device.type
+    mesh = init_device_mesh(device, (distributed.world_size(),))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return isinstance(model, FSDPModule)
+
+
+def reduce_in_backward(model: nn.Module, wanted: bool) -> None:
+    """Whether the next backward of a sharded model averages gradients; only a step's last need."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(wanted)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor of which this rank may hold a part. Every rank has to ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Tensor], Moments]:
+    """Weights and moments of a sharded model, on rank 0; empty elsewhere. Every rank has to ask."""
+    weights = get_model_state_dict(model, options=_WHOLE)
+    moments = get_optimizer_state_dict(model, optimizer, options=_WHOLE).get("state", {})
+    return weights, moments
+
+
+def restore(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    weights: Mapping[str, Tensor],
+    moments: Moments,
+) -> None:
+    """Give every rank its part of a state that all of them hold as a whole."""
+    set_model_state_dict(model, dict(weights), options=_WHOLE)
+    groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
+    state = {"state": moments, "param_groups": groups}
+    set_optimizer_state_dict(model, optimizer, state, options=_WHOLE)

@@ -1,0 +1,46 @@
+"""Ways for a run to end before its time."""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedkit.trainer import Trainer
+
+
+class CrashError(Exception):
+    """Stands for whatever ends a run without warning."""
+
+
+@contextmanager
+def at_step(step: int, event: Callable[[], None]) -> Iterator[None]:
+    """Let ``event`` happen on every rank once ``step`` is recorded, before it can be saved."""
+    record = Trainer._record
+
+    def record_first(self: Any, done: int, *args: Any, **options: Any) -> None:
+        record(self, done, *args, **options)
+        if done == step:
+            event()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_record", record_first)
+        yield
+
+
+def start(work: Callable[..., object], *args: object, **options: object) -> multiprocessing.Process:
+    """Run ``work`` in a forked process, which needs no new imports."""
+    process = multiprocessing.get_context("fork").Process(target=work, args=args, kwargs=options)
+    process.start()
+    return process  # type: ignore[return-value]
+
+
+def wait_for_lines(run: Path, count: int) -> None:
+    metrics = run / "metrics.jsonl"
+    give_up = time.monotonic() + 60
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < give_up, f"{metrics} never had {count} lines"
+        time.sleep(0.002)
