@@ -1,16 +1,14 @@
 """This rank's slice of a batch, tokenized: what the contrastive objective reads."""
 
 import hashlib
-import os
-import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed, keyed
@@ -150,31 +148,6 @@ class Batches(Dataset[ContrastiveBatch]):
             document_hashes=_hashes(documents),
             labels=_hashes(labels),
         )
-
-
-def stream(batches: Batches, numbers: range, workers: int) -> Iterator[ContrastiveBatch]:
-    """The batches ``numbers``, in order, tokenized ahead by ``workers`` processes."""
-    # Starting a DataLoader draws a number; taken from the global generator, it would shift
-    # dropout.
-    own_rng = torch.Generator().manual_seed(0)
-    loader = DataLoader(
-        batches,
-        batch_size=None,
-        sampler=numbers,
-        num_workers=workers,
-        worker_init_fn=_leave_signals_to_the_parent,
-        prefetch_factor=4 if workers else None,
-        generator=own_rng,
-    )
-    yield from loader
-
-
-def _leave_signals_to_the_parent(_worker: int) -> None:
-    # Ctrl-C and a scheduler's SIGTERM reach the whole process group; the training process
-    # still wants the batch of the step that it is to finish.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def _hashes(texts: Sequence[str | None]) -> Tensor:

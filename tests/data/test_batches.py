@@ -6,7 +6,8 @@ from tiny import real_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed
-from embedkit.data.batches import Batches, ContrastiveBatch, Texts, stream
+from embedkit.data.batches import Batches, ContrastiveBatch, Texts
+from embedkit.data.loading import stream
 from embedkit.data.records import Records
 from embedkit.data.schedule import Schedule, Source
 from embedkit.recipe import Data, Mix
