@@ -136,8 +136,13 @@ def load_config(model: str) -> PreTrainedConfig:
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of ``model``, without the truncation and padding that its file may carry."""
-    encoder = read_stored(resolve(model)).encoder
+    """The tokenizer of ``model``, without the truncation and padding that its file may carry.
+
+    A folder may hold a tokenizer and nothing else.
+    """
+    encoder = resolve(model)
+    if not (Path(encoder) / "tokenizer_config.json").is_file():
+        encoder = read_stored(encoder).encoder
     tokenizer = cast(PreTrainedTokenizerBase, _load(AutoTokenizer, encoder, model))
     # Without its files, transformers makes a tokenizer to which every word is unknown.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
