@@ -126,7 +126,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
 
 def _flash2(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """The kernels of the flash-attn package."""
-    from flash_attn import flash_attn_varlen_func
+    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
     ends, longest = layout.ends, layout.longest
     attended: Tensor = flash_attn_varlen_func(q, k, v, ends, ends, longest, longest)

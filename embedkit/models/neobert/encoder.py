@@ -18,9 +18,6 @@ from embedkit.models.attention import Layout, attend, choose_kernel
 from embedkit.models.neobert.config import NeoBERTConfig
 from embedkit.tokens import TokenBatch
 
-Rotation = tuple[Tensor, Tensor] | None
-"""Cosine and sine of every token's angles; ``None`` where positions are embedded."""
-
 
 class SwiGLU(nn.Module):
     """``w3(silu(gate) * up)``; the first half of ``w12`` makes the gate, the second what passes."""
@@ -62,16 +59,16 @@ class EncoderBlock(GradientCheckpointingLayer):
         self.attention_norm = _norm(config)
         self.ffn_norm = _norm(config)
 
-    def forward(self, x: Tensor, rotation: Rotation, layout: Layout) -> Tensor:
-        x = x + self._attention(self.attention_norm(x), rotation, layout)
+    def forward(self, x: Tensor, turns: Tensor | None, layout: Layout) -> Tensor:
+        x = x + self._attention(self.attention_norm(x), turns, layout)
         after: Tensor = x + self.ffn(self.ffn_norm(x))
         return after
 
-    def _attention(self, x: Tensor, rotation: Rotation, layout: Layout) -> Tensor:
+    def _attention(self, x: Tensor, turns: Tensor | None, layout: Layout) -> Tensor:
         # The rows of qkv are grouped by head: q, k and v of the first, then of the second.
         q, k, v = self.qkv(x).unflatten(-1, (-1, 3 * self._head_dim)).chunk(3, dim=-1)
-        if rotation is not None:
-            q, k = rope.rotate(q, *rotation), rope.rotate(k, *rotation)
+        if turns is not None:
+            q, k = rope.rotate(q, turns), rope.rotate(k, turns)
         attended: Tensor = self.wo(attend(q, k, v, layout).flatten(1))
         return attended
 
@@ -196,17 +193,17 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         """The normed states behind the last block; those of ``keep`` are before each block."""
         layout = self._layout(embeddings, lengths)
         positions = layout.enter(positions.to(embeddings.device))
-        x, rotation = layout.enter(embeddings), None
+        x, turns = layout.enter(embeddings), None
         if self.config.position == "absolute":
             x = x + self._embedded_positions(positions, int(lengths.max()))
         else:
             precision = torch.promote_types(self.dtype, torch.float32)
-            rotation = rope.cos_sin(self.config, positions, precision)
+            turns = rope.turns(self.config, positions, precision)
         states = []
         for block in self.transformer_encoder:
             if keep:
                 states.append(layout.leave(x))
-            x = block(x, rotation, layout)
+            x = block(x, turns, layout)
         return [*states, layout.leave(self.layer_norm(x))]
 
     def _layout(self, embeddings: Tensor, lengths: Tensor) -> Layout:

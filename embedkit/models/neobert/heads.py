@@ -72,6 +72,15 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
 
 
 class _Classifier(NeoBERTPreTrainedModel):
+    """The encoder, dropout, and a linear classifier of what comes last."""
+
+    def __init__(self, config: NeoBERTConfig) -> None:
+        super().__init__(config)
+        assert config.num_labels is not None
+        self.model = NeoBERTModel(config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+
     def _init_weights(self, module: nn.Module) -> None:
         # Reaches the head alone: the encoder inside is a model with initial weights of its own.
         if isinstance(module, nn.Linear):
@@ -84,10 +93,7 @@ class NeoBERTForSequenceClassification(_Classifier):
 
     def __init__(self, config: NeoBERTConfig) -> None:
         super().__init__(config)
-        self.model = NeoBERTModel(config)
-        self.dropout = nn.Dropout(config.classifier_dropout)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
     def forward(
@@ -126,9 +132,6 @@ class NeoBERTForTokenClassification(_Classifier):
 
     def __init__(self, config: NeoBERTConfig) -> None:
         super().__init__(config)
-        self.model = NeoBERTModel(config)
-        self.dropout = nn.Dropout(config.classifier_dropout)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
     def forward(

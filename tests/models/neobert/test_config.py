@@ -78,10 +78,8 @@ def test_a_recipe_and_the_config_have_the_same_defaults() -> None:
 
 
 def test_rope_theta_may_be_given_by_itself() -> None:
-    assert NeoBERTConfig(rope_theta=500.0).rope_parameters == {
-        "rope_type": "default",
-        "rope_theta": 500.0,
-    }
+    config = AutoConfig.for_model("neobert", rope_theta=500.0)
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
 
 
 def test_the_callers_table_of_rope_parameters_is_left_alone() -> None:
