@@ -1,9 +1,11 @@
 """An embedder as an ONNX graph: padded tokens in, hidden states and unit vectors out."""
 
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,9 +14,12 @@ from embedkit.errors import UserError
 from embedkit.models.embedder import Embedder, Pooling
 from embedkit.models.eurobert import obstacle, to_eurobert
 from embedkit.models.neobert import NeoBERTModel
+from embedkit.tokenization import Tokenize
 
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _OPSET = 18
+_TOLERANCE = 1e-4
+_TRIALS = [["a text"], ["another", "one that is longer", ""], ["word " * 150, "a", "b", "c d e"]]
 _ONE_FILE = 1_900_000_000
 """Bytes of weights up to which they lie inside the graph's file, which may have 2 GB."""
 
@@ -29,14 +34,15 @@ def check_installed() -> None:
 
 
 def write_onnx(embedder: Embedder, path: Path) -> None:
-    """Write the graph of ``embedder``, for any number of texts of any length.
+    """Write the graph of ``embedder``, for any number of texts of any length, and try it out.
 
     Inputs: ``input_ids`` and ``attention_mask``, ``(B, L)`` int64, padded on the right. Outputs:
     ``last_hidden_state`` ``(B, L, D)``, and ``sentence_embedding`` ``(B, D)``, pooled as the model
     says, of unit norm.
 
     Raises:
-        UserError: what the model computes cannot be said in a graph.
+        UserError: what the model computes cannot be said in a graph, or the graph computes
+            something else.
     """
     if not embedder.include_prompt and any(embedder.prompts.values()):
         raise UserError(
@@ -48,19 +54,42 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
     mask = torch.ones_like(ids)
     mask[1, 4:] = 0
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
-    program = torch.onnx.export(
-        graph,
-        (ids, mask),
-        dynamo=True,
-        opset_version=_OPSET,
-        input_names=["input_ids", "attention_mask"],
-        output_names=["last_hidden_state", "sentence_embedding"],
-        dynamic_shapes=({0: batch, 1: length}, {0: batch, 1: length}),
-        verbose=False,
-    )
-    assert program is not None
-    size = sum(each.numel() * each.element_size() for each in graph.parameters())
-    program.save(str(path), external_data=size > _ONE_FILE)
+    with warnings.catch_warnings():
+        # Of torch to its own exporter.
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            graph,
+            (ids, mask),
+            dynamo=True,
+            opset_version=_OPSET,
+            input_names=["input_ids", "attention_mask"],
+            output_names=["last_hidden_state", "sentence_embedding"],
+            dynamic_shapes=({0: batch, 1: length}, {0: batch, 1: length}),
+            verbose=False,
+        )
+        assert program is not None
+        size = sum(each.numel() * each.element_size() for each in graph.parameters())
+        program.save(str(path), external_data=size > _ONE_FILE)
+    _try_out(embedder, path)
+
+
+def _try_out(embedder: Embedder, path: Path) -> None:
+    """Compare onnxruntime's vectors with the embedder's, on batches of several sizes."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path))
+    tokenize = Tokenize(embedder.tokenizer)
+    pad_id = embedder.tokenizer.pad_token_id or 0
+    for texts in _TRIALS:
+        input_ids, mask = tokenize(texts, "", embedder.max_tokens).padded(pad_id)
+        inputs = {"input_ids": input_ids.numpy(), "attention_mask": mask.numpy()}
+        (vectors,) = session.run(["sentence_embedding"], inputs)
+        distance = float(np.abs(vectors - embedder.encode(texts)).max())
+        if not distance <= _TOLERANCE:
+            raise UserError(
+                f"{embedder.name}: its graph gives other vectors, by up to {distance:.1g}; load it "
+                "with dtype fp32, or export it in another form"
+            )
 
 
 class _Graph(nn.Module):

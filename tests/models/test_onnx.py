@@ -8,7 +8,7 @@ from models.tiny_neobert import YARN, tiny_neobert, write_with_tokenizer
 from transformers import AutoTokenizer
 
 from embedkit.errors import UserError
-from embedkit.models import hub
+from embedkit.models import hub, onnx
 from embedkit.models.embedder import Embedder
 from embedkit.models.export import export
 from embedkit.recipe import Embedder as Settings
@@ -53,6 +53,16 @@ def test_any_encoder_is_the_same_as_a_graph(tiny_model: Path, pooling: str, tmp_
     settings = Settings.model_validate({"pooling": pooling})
     embedder = hub.load(str(tiny_model), settings=settings)
     check(embedder, export(embedder, tmp_path / "graph", to="onnx"))
+
+
+@pytest.mark.slow
+def test_a_graph_that_gives_other_vectors_is_not_left_behind(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx, "_TOLERANCE", 0.0)
+    with pytest.raises(UserError, match=r"its graph gives other vectors, by up to .e-0"):
+        export(str(tiny_model), tmp_path / "graph", to="onnx")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_missing_is_named_with_its_remedy(
