@@ -12,7 +12,11 @@ Models = Annotated[
     typer.Option("--model", help="A masked language model: a folder or a hub id. May be repeated."),
 ]
 Data = Annotated[
-    Path, typer.Option("--data", help="jsonl, parquet, csv, tsv or txt; the column is text.")
+    str,
+    typer.Option(
+        "--data",
+        help="jsonl, parquet, csv, tsv or txt with a column text, or a manifest of text by name.",
+    ),
 ]
 Lengths = Annotated[
     str, typer.Option("--lengths", metavar="N,N,...", help="In tokens, special ones included.")

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from embedkit.hashing import sha256_of
+
 _TOKENS = 16_384
 """Of one forward: as many copies of a document, each with its own mask."""
 _LOGITS = 2**27
@@ -32,11 +34,8 @@ class Guesser:
     @property
     def identity(self) -> str:
         """SHA-256 of all that a loss depends on: weights, the mask's id, the type of products."""
-        digest = hashlib.sha256(f"{self._mask_id} {self._autocast}".encode())
-        for name, tensor in sorted(self._model.state_dict().items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        described = f"{sha256_of(self._model.state_dict())} {self._mask_id} {self._autocast}"
+        return hashlib.sha256(described.encode()).hexdigest()
 
     @torch.inference_mode()
     def losses(self, ids: Tensor, positions: Tensor) -> Tensor:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from embedkit import distributed, keyed, precision
-from embedkit.data import files
-from embedkit.errors import DataError, UserError
+from embedkit.data.documents import is_held_out
+from embedkit.data.texts import Texts
+from embedkit.errors import UserError
 from embedkit.evaluation.guesses import Guesser
 from embedkit.evaluation.perplexity_plot import plot
 from embedkit.evaluation.perplexity_results import (
@@ -76,7 +77,8 @@ def evaluate_perplexity(
 
     Args:
         models: masked language models: folders, hub ids, ``package:<distribution>/<path>``.
-        data: a file with a column ``text``, a document a row.
+        data: a file with a column ``text``, a document a row; or a manifest of text, by name or
+            path, of whose documents those are taken that it holds out, if it does.
         output: a folder; ``documents.jsonl`` in it may hold the losses of many models.
         plan: which tokens are masked.
         dtype: ``auto`` (bf16 where native, else fp32), ``bf16``, ``fp16`` or ``fp32``.
@@ -113,7 +115,7 @@ def evaluate_perplexity(
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    row: int
+    number: int
     ids: Tensor
     maskable: int
     positions: Tensor
@@ -153,7 +155,7 @@ class _Scorer:
             key=key,
             model=self._name,
             length=len(document.ids),
-            document=document.row,
+            document=document.number,
             maskable=document.maskable,
             positions=len(losses),
             loss=float(losses.mean()),
@@ -200,14 +202,14 @@ def _documents(
     tokenize = Tokenize(tokenizer)
     special = torch.tensor(tokenizer.all_special_ids)
     found: dict[int, list[_Document]] = {length: [] for length in plan.lengths}
-    rows, longest = _texts(Path(data)), 0
+    rows, longest = _texts(data), 0
     while batch := list(islice(rows, _TEXTS)):
         sizes = tokenize([text for _, text in batch], "", max(plan.lengths)).lengths.tolist()
         longest = max(longest, *sizes)
         for length, documents in found.items():
-            for (row, text), size in zip(batch, sizes, strict=True):
+            for (number, text), size in zip(batch, sizes, strict=True):
                 if size >= length and len(documents) < plan.documents:
-                    document = _masked(row, tokenize([text], "", length).ids, special, plan)
+                    document = _masked(number, tokenize([text], "", length).ids, special, plan)
                     documents += [document] if document.maskable else []
         if all(len(documents) == plan.documents for documents in found.values()):
             break
@@ -220,26 +222,27 @@ def _documents(
     return found
 
 
-def _masked(row: int, ids: Tensor, special: Tensor, plan: Plan) -> _Document:
-    """Draw the positions: a function of the seed, the document's row and its tokens' number."""
+def _masked(number: int, ids: Tensor, special: Tensor, plan: Plan) -> _Document:
+    """Draw the positions: a function of the seed, the document's number and its tokens'."""
     maskable = (~torch.isin(ids, special)).nonzero().squeeze(1)
     size, wanted = len(maskable), plan.positions
     if wanted is None or wanted >= size:
-        return _Document(row, ids, size, maskable)
-    shuffle = keyed.key(plan.seed, "masked alone", row)
+        return _Document(number, ids, size, maskable)
+    shuffle = keyed.key(plan.seed, "masked alone", number)
     drawn = torch.from_numpy(keyed.permute(np.arange(wanted), size, shuffle))
-    return _Document(row, ids, size, maskable[drawn])
+    return _Document(number, ids, size, maskable[drawn])
 
 
-def _texts(data: Path) -> Iterator[tuple[int, str]]:
-    if not data.is_file():
-        raise UserError(f"--data {data}: no such file")
-    for row, values in files.rows(data):
-        text = values.get("text")
-        if not isinstance(text, str):
-            raise DataError(f"{data}, {files.unit(data)} {row}: has no string under text")
-        if text.strip():
-            yield row, text
+def _texts(data: str | Path) -> Iterator[tuple[int, str]]:
+    """The documents of a file or a manifest with their numbers; of those held out, these alone."""
+    if Path(data).suffix in ("", ".toml"):
+        texts = Texts.from_manifest(data)
+    else:
+        texts = Texts.from_file(data, drop_empty=True)
+    description = texts.description
+    for number, document in enumerate(texts.documents(), start=1):
+        if description.held_out is None or is_held_out(document, description):
+            yield number, document.text
 
 
 def _print(console: Console, line: str) -> None:

@@ -17,7 +17,7 @@ class Scored:
     model: str
     length: int
     document: int
-    """Its row or line in the data."""
+    """Its number in the data, from 1."""
     maskable: int
     """Tokens that are not special."""
     positions: int

@@ -2,6 +2,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from models.tiny_neobert import tiny_masked_lm
 from tiny import tiny_bert
 from torch import Tensor, nn
 from transformers import (
@@ -84,7 +85,11 @@ def modernbert() -> PreTrainedModel:
     return ModernBertForMaskedLM(config)
 
 
-MODELS = [bert, roberta, distilbert, modernbert, LooksAround]
+def neobert() -> PreTrainedModel:
+    return tiny_masked_lm(vocab_size=VOCABULARY)
+
+
+MODELS = [bert, roberta, distilbert, modernbert, neobert, LooksAround]
 
 
 def made(model: Callable[[], PreTrainedModel]) -> PreTrainedModel:
@@ -127,7 +132,7 @@ def widths_of_logits(network: PreTrainedModel) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("model", [bert, roberta, distilbert, modernbert])
+@pytest.mark.parametrize("model", [bert, roberta, distilbert, modernbert, neobert])
 def test_only_masked_positions_go_through_a_head(model: Callable[[], PreTrainedModel]) -> None:
     assert widths_of_logits(made(model)) == [1]
 

@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 from embedkit_cli.app import main
+from models.tiny_neobert import tiny_masked_lm, write_with_tokenizer
 from tiny import MINILM, real_tokenizer, tiny_bert
 from transformers import BertForMaskedLM
 
+from embedkit.data.documents import is_held_out
+from embedkit.data.texts import Texts
 from embedkit.errors import UserError
 from embedkit.evaluation.perplexity import Plan, evaluate_perplexity
 
@@ -201,7 +204,8 @@ def command(model: Path, data: Path, tmp_path: Path) -> list[str]:
         (["--positions", "1"], "positions 1: must be all, or 2 or more"),
         (["--documents", "0"], "documents 0: must be 1 or more"),
         (["--dtype", "int8"], "--dtype int8: must be auto, bf16, fp16 or fp32"),
-        (["--data", "absent.jsonl"], "--data absent.jsonl: no such file"),
+        (["--data", "absent.jsonl"], "absent.jsonl: no such file"),
+        (["--data", "absent"], "absent: not a name under data_manifests/"),
         (["--model", MINILM], r"its file lacks \d+ weights \(cls\.predictions"),
     ],
 )
@@ -223,8 +227,43 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 def test_a_row_without_text_is_named(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "texts.jsonl"
     data.write_text('{"text": "one"}\n{"title": "two"}\n')
-    with pytest.raises(UserError, match=r"texts\.jsonl, line 2: has no string under text"):
+    with pytest.raises(UserError, match=r"texts\.jsonl, line 2: "):
         measure(model, data, tmp_path / "out")
+
+
+def write_manifest(data: Path, held_out: str = "") -> Path:
+    path = data.with_suffix(".toml")
+    path.write_text(
+        f'license = "none"\n{held_out}[columns]\ntext = "text"\n'
+        f'[source]\nkind = "files"\n[[source.files]]\npath = "{data}"\n'
+    )
+    return path
+
+
+def test_of_a_manifest_what_is_held_out_is_read(model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "texts.jsonl"
+    data.write_text("".join(json.dumps({"text": f"{n} {LONG}"}) + "\n" for n in range(40)))
+    (row,) = measure(model, write_manifest(data), tmp_path / "all", lengths=(12,), documents=99)
+    assert row["documents"] == "40"
+    manifest = write_manifest(data, "held_out = { share = 0.25 }\n")
+    (row,) = measure(model, manifest, tmp_path / "some", lengths=(12,), documents=99)
+    texts = Texts.from_manifest(manifest)
+    expected = [
+        number
+        for number, document in enumerate(texts.documents(), start=1)
+        if is_held_out(document, texts.description)
+    ]
+    assert 0 < len(expected) < 40
+    assert [each["document"] for each in scored(tmp_path / "some")] == expected
+
+
+def test_rope_reads_on_where_training_ended(tmp_path: Path) -> None:
+    folder = write_with_tokenizer(tiny_masked_lm(max_position_embeddings=16), tmp_path / "neobert")
+    data = tmp_path / "texts.jsonl"
+    data.write_text(json.dumps({"text": LONG}) + "\n")
+    short, long = measure(folder, data, tmp_path / "out", lengths=(16, 64))
+    assert (short["positions"], long["positions"]) == ("14", "62")
+    assert short["loss"] != long["loss"]
 
 
 def test_the_command_prints_the_table(
