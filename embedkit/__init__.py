@@ -6,30 +6,42 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedkit.data.records import Records
+    from embedkit.data.texts import Texts
     from embedkit.errors import DataError, UserError
-    from embedkit.recipe import Recipe, load_recipe
-    from embedkit.runs import evaluate, finetune, load
+    from embedkit.models.export import export
+    from embedkit.recipe import PretrainRecipe, Recipe, load_pretrain_recipe, load_recipe
+    from embedkit.runs import evaluate, finetune, load, pretrain
 
 __all__ = [
     "DataError",
+    "PretrainRecipe",
     "Recipe",
     "Records",
+    "Texts",
     "UserError",
     "evaluate",
+    "export",
     "finetune",
     "load",
+    "load_pretrain_recipe",
     "load_recipe",
+    "pretrain",
 ]
 
 _HOMES = {
     "DataError": "errors",
+    "PretrainRecipe": "recipe",
     "Recipe": "recipe",
     "Records": "data.records",
+    "Texts": "data.texts",
     "UserError": "errors",
     "evaluate": "runs",
+    "export": "models.export",
     "finetune": "runs",
     "load": "runs",
+    "load_pretrain_recipe": "recipe",
     "load_recipe": "recipe",
+    "pretrain": "runs",
 }
 
 
