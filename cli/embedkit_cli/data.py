@@ -103,7 +103,9 @@ def prepare(names: TextNames = [], tokenizer: Tokenizer = None, recipe: TextReci
     loaded = load_tokenizer(tokenizer)
     vocabulary = Vocabulary.of(loaded)
     prepared = [tokenize(each, loaded) for each in texts]
-    Console().print(data_tables.of_token_ids(prepared, vocabulary.framing, tokenizer))
+    console = Console()
+    for table in data_tables.of_token_ids(prepared, vocabulary.framing, tokenizer):
+        console.print(table)
 
 
 @app.command()

@@ -46,23 +46,24 @@ def of_text(manifest: TextManifest, tokenize: Tokenize, model: str) -> Iterable[
         yield _table(_quantile_heads(), [[str(each) for each in lengths]], title=title)
 
 
-def of_token_ids(sources: Iterable[Tokenized], framing: int, model: str) -> Table:
-    """What was tokenized, with ``framing`` special tokens in the length of each document."""
-    table = Table(title=f"token ids by {model}")
-    table.add_column("source", overflow="fold")
-    for column in ("documents", "tokens", "dtype", "held out", *_quantile_heads()):
-        table.add_column(column, justify="right")
-    for source in sources:
-        lengths = stored_lengths(source.train, framing)
-        table.add_row(
-            Text(source.name),
+def of_token_ids(sources: Sequence[Tokenized], framing: int, model: str) -> Iterable[Table]:
+    """What was tokenized, and how long it is with ``framing`` special tokens for each document."""
+    ids = [
+        (
+            source.name,
             f"{len(source.train):,}",
             f"{source.train.num_tokens:,}",
-            str(source.train.ids.dtype),
             f"{len(source.held_out):,}" if source.held_out else "none",
-            *map(str, lengths),
+            str(source.train.ids.dtype),
         )
-    return table
+        for source in sources
+    ]
+    heads = ["source", "documents", "tokens", "held out", "ids"]
+    yield _table(heads, ids, title=f"token ids by {model}")
+    lengths = [
+        (source.name, *map(str, stored_lengths(source.train, framing))) for source in sources
+    ]
+    yield _table(["tokens", *_quantile_heads()], lengths, title="of a document")
 
 
 def _pair_facts(manifest: Manifest, records: Records) -> Table:
@@ -93,7 +94,7 @@ def _text_facts(manifest: TextManifest) -> Table:
         ("licence", manifest.license or "not stated"),
         ("columns", _lines(manifest.columns.model_dump(exclude_none=True))),
         ("filter", manifest.filter or "none"),
-        ("held out", f"{held_out.share:.5%} of the {kind}" if held_out else "nothing"),
+        ("held out", f"{100 * held_out.share:g} % of the {kind}" if held_out else "nothing"),
     ]
     return _table([], facts, title=manifest.name)
 

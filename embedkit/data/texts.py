@@ -146,8 +146,9 @@ class Texts:
         Raises:
             DataError: a row is not as it should be.
         """
+        opened = opened or self.open()
         try:
-            yield from documents((opened or self.open()).parts, self.description)
+            yield from documents(opened.parts, self.description)
         except DataError as error:
             raise DataError(f"{self.name}: {error}") from None
 

@@ -112,7 +112,10 @@ def test_no_evaluation_text_of_four_words_is_in_pretraining_text(tasks: list[Pat
     assert [text for text in sorted(evaluated) if text in everything] == []
 
 
-@pytest.mark.parametrize("pairs", ["hpo_synonym", "icd10_inclusion", "code_sympy"])
+@pytest.mark.parametrize(
+    "pairs",
+    ["hpo_synonym", "icd10_inclusion", pytest.param("code_sympy", marks=pytest.mark.slow)],
+)
 def test_pretraining_text_holds_out_the_concepts_of_the_pairs(
     starter: list[Manifest], pairs: str
 ) -> None:
