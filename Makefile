@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # Another index for torch, e.g. TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# The tests' forked ranks and a GPU exclude each other; benchmarks/gpu.sh runs those that need one.
+PYTEST := CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest
 CI_MARKERS := not gpu and not network and not soak
 
 .PHONY: demo test quick lint clean
@@ -13,10 +15,10 @@ demo: $(VENV)/.starter
 	$(BIN)/embedkit finetune --recipe starter --output runs/demo --overwrite
 
 test: lint
-	$(BIN)/python -m pytest -m "$(CI_MARKERS)"
+	$(PYTEST) -m "$(CI_MARKERS)"
 
 quick: lint
-	$(BIN)/python -m pytest -m "$(CI_MARKERS) and not slow"
+	$(PYTEST) -m "$(CI_MARKERS) and not slow"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
