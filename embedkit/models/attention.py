@@ -5,7 +5,7 @@ Shapes: T tokens of all sequences, H heads, D the width of a head.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -77,10 +77,24 @@ class Layout:
         return -(-longest // 128) * 128
 
     def enter(self, x: Tensor) -> Tensor:
-        return x if self.order is None else x.index_select(0, self.order)
+        return x if self.order is None else _Reorder.apply(x, self.order, self.back)
 
     def leave(self, x: Tensor) -> Tensor:
-        return x if self.back is None else x.index_select(0, self.back)
+        return x if self.order is None else _Reorder.apply(x, self.back, self.order)
+
+
+class _Reorder(torch.autograd.Function):
+    """Rows in another order. The gradient takes the way back; torch's own would add into zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(order, back)
+        return x.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        order, back = ctx.saved_tensors
+        return _Reorder.apply(gradient, back, order), None, None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
