@@ -1,5 +1,6 @@
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,15 +111,20 @@ def test_rows_of_natural_lengths_are_nearly_full(store_of: Make) -> None:
     assert rows.tokens > 0.99 * len(rows) * 512
 
 
+@pytest.mark.parametrize(
+    "frame", [([CLS], [SEP]), ([], []), ([CLS, CLS, CLS], [SEP, SEP])], ids=str
+)
 @pytest.mark.parametrize("max_tokens", [8, 9, 16, 64, 1000])
 def test_crossing_rows_are_the_chain_of_all_documents_cut_into_equal_parts(
-    store_of: Make, max_tokens: int
+    store_of: Make, max_tokens: int, frame: tuple[list[int], list[int]]
 ) -> None:
+    prefix, suffix = frame
     store = store_of(LENGTHS)
-    rows = pack(store, VOCABULARY, "crossing", max_tokens=max_tokens)
+    vocabulary = replace(VOCABULARY, prefix=ids(prefix), suffix=ids(suffix))
+    rows = pack(store, vocabulary, "crossing", max_tokens=max_tokens)
     chain: list[int] = []
     for start, end in zip(store.offsets[:-1], store.offsets[1:], strict=True):
-        chain += [CLS, *store.ids[start:end].tolist(), SEP]
+        chain += [*prefix, *store.ids[start:end].tolist(), *suffix]
     expected = [[chain[at : at + max_tokens]] for at in range(0, len(chain), max_tokens)]
     assert lists(rows) == expected
     assert rows.tokens == len(chain)
