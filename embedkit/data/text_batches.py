@@ -131,11 +131,12 @@ class MaskedBatches(Dataset[MaskedBatch]):
 def fixed_batch(name: str, rows: Rows, masking: Masking, count: int) -> MaskedBatch:
     """This rank's part of ``count`` rows, or of all, masked alike in every run.
 
-    Where there are fewer rows than ranks, some have no sequence.
+    Where there are fewer rows than ranks, every rank has all of them, so that none has nothing.
     """
     count = min(count, len(rows))
-    drawn = keyed.permute(np.arange(count), len(rows), keyed.key("held-out rows", name))
-    mine = drawn[distributed.share_of(count, distributed.rank(), distributed.world_size())]
+    mine = keyed.permute(np.arange(count), len(rows), keyed.key("held-out rows", name))
+    if count >= distributed.world_size():
+        mine = mine[distributed.share_of(count, distributed.rank(), distributed.world_size())]
     keyed_rows = ((rows[int(row)], keyed.key("held-out mask", name, int(row))) for row in mine)
     return masking.batch(keyed_rows, name, count)
 

@@ -211,11 +211,10 @@ def test_what_is_measured_on_is_masked_alike_every_time(
     assert parts == seen(whole)
 
 
-def test_a_rank_without_a_row_to_measure_on_has_no_sequence(
+def test_with_more_ranks_than_rows_to_measure_on_each_has_all_of_them(
     stores: list[TokenStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (rows,) = rows_of(stores[:1])
-    on_rank(monkeypatch, 0, 3)
-    batch = fixed_batch("a", rows, MASKING, 2)
-    assert (len(batch.tokens), batch.tokens.num_tokens, len(batch.positions)) == (0, 0, 0)
-    assert batch.rows == 2
+    whole = fixed_batch("a", rows, MASKING, 2)
+    on_rank(monkeypatch, 1, 3)
+    assert_equal(fixed_batch("a", rows, MASKING, 2), whole)
