@@ -123,6 +123,8 @@ def _eurobert_config(config: NeoBERTConfig) -> EuroBertConfig:
         pad_token_id=config.pad_token_id,
         bos_token_id=None,
         eos_token_id=None,
+        # EuroBERT's own lies beyond our vocabulary. Whoever has the tokenizer sets its.
+        mask_token_id=0,
     )
     setattr(twin, ORIGIN, NeoBERTConfig.model_type)
     return twin

@@ -133,7 +133,9 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     aside = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
         yield aside
-        aside.chmod(0o755)
+        # Made for the owner alone: the folder here, the weights by safetensors.
+        for path in (aside, *aside.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
         if folder.exists():
             older = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
             folder.rename(older)

@@ -1,6 +1,9 @@
 """An embedder as an ONNX graph: padded tokens in, hidden states and unit vectors out."""
 
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -54,9 +57,7 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
     mask = torch.ones_like(ids)
     mask[1, 4:] = 0
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
-    with warnings.catch_warnings():
-        # Of torch to its own exporter.
-        warnings.simplefilter("ignore")
+    with _quiet_exporter():
         program = torch.onnx.export(
             graph,
             (ids, mask),
@@ -71,6 +72,20 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
         size = sum(each.numel() * each.element_size() for each in graph.parameters())
         program.save(str(path), external_data=size > _ONE_FILE)
     _try_out(embedder, path)
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Silence what torch's exporter says of torch and of packages that are not there."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _try_out(embedder: Embedder, path: Path) -> None:

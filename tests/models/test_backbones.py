@@ -2,11 +2,12 @@ import itertools
 
 import pytest
 import torch
+from models.tiny_neobert import tiny_neobert
 from tiny import tiny_bert
 from torch import Tensor
 from transformers import RobertaConfig, RobertaModel
 
-from embedkit.models.backbones import Backbone, padding_plan
+from embedkit.models.backbones import Backbone, absolute_positions, padding_plan
 from embedkit.tokens import TokenBatch
 
 SEQUENCES = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17], [18, 19, 20, 21], [22, 23]]
@@ -90,3 +91,12 @@ def test_gradients_pass_through_padding() -> None:
 def test_the_width_is_that_of_the_hidden_states() -> None:
     backbone = Backbone(tiny_bert(vocabulary=64, width=24), pad_id=0)
     assert backbone.width == backbone(TokenBatch.from_lists([[1, 2]])).shape[1] == 24
+
+
+def test_only_a_table_of_positions_ends() -> None:
+    roberta = RobertaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    assert absolute_positions(tiny_bert()) == 128
+    # Two rows lie in front of the first token's.
+    assert absolute_positions(RobertaModel(roberta)) == roberta.max_position_embeddings - 2
+    assert absolute_positions(tiny_neobert(position="absolute")) == 128
+    assert absolute_positions(tiny_neobert()) is None

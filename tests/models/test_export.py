@@ -152,6 +152,13 @@ def test_what_a_kill_has_left_of_an_export_is_removed_by_the_next(
     assert {path.name for path in tmp_path.iterdir()} == {"model", ".model.mine"}
 
 
+def test_an_export_can_be_read_by_others_than_its_maker(exported: Path) -> None:
+    modes = {path: path.stat().st_mode & 0o777 for path in exported.glob("mean/**/*")}
+    assert exported / "mean" / "model.safetensors" in modes
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o644}
+    assert (exported / "mean").stat().st_mode & 0o777 == 0o755
+
+
 def test_the_default_prompt_outlives_an_export(exported: Path, tmp_path: Path) -> None:
     theirs = SentenceTransformer(
         str(exported / "mean"), device="cpu", prompts=PROMPTS, default_prompt_name="mine-query"

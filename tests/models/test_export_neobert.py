@@ -1,3 +1,5 @@
+import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -124,6 +126,45 @@ def test_the_authors_layout_keeps_the_decoder_and_every_bit(
         assert torch.equal(written[name], weight), name
     again = AutoModelForMaskedLM.from_pretrained(tmp_path / "neobert")
     assert isinstance(again, NeoBERTForMaskedLM)
+
+
+RELEASED = {
+    "architectures": ["NeoBERTLMHead"],
+    "auto_map": {"AutoConfig": "model.NeoBERTConfig", "AutoModel": "model.NeoBERT"},
+    "dim_head": 16,
+    "hidden_size": 32,
+    "intermediate_size": 72,
+    "kwargs": {"pretrained_model_name_or_path": "google-bert/bert-base-uncased"},
+    "max_length": 256,
+    "model_type": "neobert",
+    "norm_eps": 1e-05,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "pad_token_id": 0,
+    "pretrained_model_name_or_path": "google-bert/bert-base-uncased",
+    "torch_dtype": "float32",
+    "transformers_version": "4.48.2",
+    "trust_remote_code": True,
+    "vocab_size": 30522,
+}
+"""As in the config.json of the authors' release, at the size of a test."""
+
+
+def test_a_folder_as_the_authors_released_it_needs_no_code_of_theirs(
+    masked_lm: Path, tmp_path: Path
+) -> None:
+    released = tmp_path / "released"
+    shutil.copytree(masked_lm, released)
+    (released / "config.json").write_text(json.dumps(RELEASED))
+    ours = hub.load(str(released))
+    assert ours.position_limit == 256
+    expected = hub.load(str(masked_lm)).encode(TEXTS[:3])
+    np.testing.assert_array_equal(ours.encode(TEXTS[:3]), expected)
+    export(str(released), tmp_path / "neobert", to="neobert")
+    written = load_file(tmp_path / "neobert" / "model.safetensors")
+    assert written.keys() == load_file(masked_lm / "model.safetensors").keys()
+    theirs = SentenceTransformer(str(export(str(released), tmp_path / "stock")), device="cpu")
+    np.testing.assert_allclose(theirs.encode(TEXTS), ours.encode(TEXTS), atol=1e-5)
 
 
 def test_a_bare_neobert_has_no_decoder_to_lose(tmp_path: Path) -> None:
