@@ -9,6 +9,7 @@ from tiny import real_tokenizer
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from embedkit.data import token_store
 from embedkit.data.packing import Packing, Rows, pack
 from embedkit.data.token_store import StoreWriter, TokenStore
 from embedkit.data.vocabulary import Vocabulary
@@ -131,7 +132,12 @@ def test_crossing_rows_are_the_chain_of_all_documents_cut_into_equal_parts(
 
 
 @pytest.mark.parametrize("packing", ["none", "exact", "crossing"])
-def test_short_documents_are_left_out_of_a_view(store_of: Make, packing: Packing) -> None:
+def test_short_documents_are_left_out_of_a_view(
+    store_of: Make, packing: Packing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if there were more documents than are looked at at a time.
+    monkeypatch.setattr(token_store, "_SCANNED", 4)
+    monkeypatch.setattr("embedkit.data.packing._AT_ONCE", 2)
     store = store_of(LENGTHS)
     rows = pack(store, VOCABULARY, packing, max_tokens=64, min_tokens=10)
     bounds = zip(store.offsets[:-1], store.offsets[1:], strict=True)

@@ -32,6 +32,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_store, "_BLOCK", 64)
+    monkeypatch.setattr(token_store, "_SCANNED", 7)
     monkeypatch.setattr(tokenized, "_CHARACTERS", 100)
 
 
@@ -81,7 +82,10 @@ def test_the_ids_are_the_tokenizers_without_special_ones_and_uncut(
 def test_two_bytes_hold_an_id_where_the_vocabulary_allows(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    assert prepare(Texts.from_rows(["a"]), tokenizer).train.ids.dtype == np.uint16
+    small = prepare(Texts.from_rows(["a"]), tokenizer).train
+    assert small.ids.dtype == np.uint16
+    assert isinstance(small.ids, np.memmap)
+    assert isinstance(small.offsets, np.memmap)
     vocabulary = {f"{number}": number for number in range(2**16 + 1)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="0"))
     large = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="0")
