@@ -96,6 +96,12 @@ def test_a_layout_that_needs_no_order_moves_nothing() -> None:
         assert layout.ends.diff().tolist() == lengths
 
 
+def test_a_layout_passes_over_empty_sequences() -> None:
+    layout = Layout.of(torch.tensor([0, 2, 0, 2, 1]), "reference", CPU)
+    assert layout.runs == ((2, 2), (1, 1))
+    assert layout.ends.tolist() == [0, 2, 4, 5]
+
+
 @pytest.mark.parametrize(("length", "longest"), [(1, 128), (128, 128), (129, 256)])
 def test_the_longest_length_is_rounded_up(length: int, longest: int) -> None:
     assert Layout.of(torch.tensor([1, length]), "varlen", CPU).longest == longest

@@ -11,8 +11,15 @@ _CHOICES = {
     "norm": ("rmsnorm", "layernorm"),
     "position": ("rope", "absolute"),
 }
-_LEAKED = ("dim_head", "head_dim", "kwargs", "pretrained_model_name_or_path", "trust_remote_code")
-"""What the released config.json says although it follows from the rest, or says nothing."""
+_UNUSED = (
+    "auto_map",
+    "dim_head",
+    "head_dim",
+    "kwargs",
+    "pretrained_model_name_or_path",
+    "trust_remote_code",
+)
+"""What a released config.json has that follows from the rest, or concerns the code beside it."""
 
 
 class NeoBERTConfig(PreTrainedConfig):
@@ -44,7 +51,7 @@ class NeoBERTConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for name in _LEAKED:
+        for name in _UNUSED:
             kwargs.pop(name, None)
         limit = kwargs.pop("max_length", None)
         if limit and self.max_position_embeddings == type(self).max_position_embeddings:

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from models.neobert.small import SEQUENCES, batch, small_config, small_encoder
 from torch import Tensor
 
@@ -125,6 +126,30 @@ def test_embedded_positions_end_where_the_config_says() -> None:
     assert model.encode_tokens(batch([[1, 2, 3, 4, 5, 6]])).isfinite().all()
     with pytest.raises(UserError, match="a sequence of 7 tokens: the model has 6 positions"):
         model.encode_tokens(batch([[1, 2], [1, 2, 3, 4, 5, 6, 7]]))
+
+
+def test_the_first_ablation_is_a_bert_with_its_norms_in_front() -> None:
+    model = small_encoder(
+        position="absolute", hidden_act="gelu", norm="layernorm", num_hidden_layers=1
+    )
+    weights = model.state_dict()
+    for name in weights:
+        if "norm" in name:
+            weights[name].add_(torch.linspace(-0.5, 0.5, 32))
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, (32,), weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    block = "transformer_encoder.0"
+    x = weights["encoder.weight"][[7, 8, 9]] + weights["positional_embedding.weight"][[1, 2, 3]]
+    qkv = norm(x, f"{block}.attention_norm") @ weights[f"{block}.qkv.weight"].T
+    q, k, v = qkv.view(3, 2, 3, 16).permute(2, 1, 0, 3)
+    attended = (q @ k.mT / 4).softmax(-1) @ v
+    x = x + attended.transpose(0, 1).reshape(3, 32) @ weights[f"{block}.wo.weight"].T
+    inner = F.gelu(norm(x, f"{block}.ffn_norm") @ weights[f"{block}.ffn.up.weight"].T)
+    x = x + inner @ weights[f"{block}.ffn.down.weight"].T
+    found = model.encode_tokens(batch([[7, 8, 9]]))
+    torch.testing.assert_close(found, norm(x, "layer_norm"), atol=1e-12, rtol=1e-12)
 
 
 def test_yarn_changes_states_the_more_the_longer_the_sequence() -> None:

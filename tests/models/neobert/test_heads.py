@@ -163,7 +163,10 @@ def test_a_classifier_starts_normal_on_top_of_a_uniform_encoder() -> None:
 
 def test_dropout_is_the_heads_alone() -> None:
     model = classifier(NeoBERTForSequenceClassification, classifier_dropout=0.5).train()
+    dropped = []
+    model.dropout.register_forward_hook(lambda *call: dropped.append(call[2]))
     assert not torch.equal(model(tokens=batch()).logits, model(tokens=batch()).logits)
+    assert [states.shape for states in dropped] == [(6, 32)] * 4
     states = [model.model.encode_tokens(batch()) for _ in range(2)]
     assert torch.equal(states[0], states[1])
 
