@@ -1,4 +1,5 @@
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,6 +158,18 @@ def test_another_step_and_another_seed_mask_other_tokens(stores: list[TokenStore
     assert original(other) == original(first)
     assert seen(other) != seen(first)
     assert_equal(batches[0][0], first)
+
+
+def test_a_row_is_masked_anew_at_every_place_of_every_step(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path, ("train",), np.dtype(np.uint16))
+    writer.add("train", range(10, 40))
+    writer.finish()
+    rows = pack(TokenStore(tmp_path, "train"), VOCABULARY, "none", max_tokens=32)
+    schedule = Schedule([Source("a", 1, 1)], [1.0], steps=12, seed=1)
+    half = Masking(VOCABULARY, MaskedLM(kind="masked_lm", rate=0.5))
+    batches = MaskedBatches(schedule, [rows], half, draws=4, seed=1)
+    assert len({str(each) for step in range(3) for each in original(batches[step])}) == 1
+    assert len({str(each) for step in range(3) for each in seen(batches[step])}) == 12
 
 
 def test_a_step_may_have_nothing_to_guess(stores: list[TokenStore]) -> None:

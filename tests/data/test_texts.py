@@ -79,6 +79,11 @@ def test_several_columns_are_joined_and_empty_ones_left_out() -> None:
     assert texts_in(texts) == ["A\nb\nc", "d"]
 
 
+def test_lists_of_lists_keep_their_order() -> None:
+    row = {"parts": [{"lines": ["a", "b"]}, {"lines": []}, {"lines": ["c"]}]}
+    assert texts_in(Texts.from_rows([row], columns={"text": "parts[].lines"})) == ["a\nb\nc"]
+
+
 def test_a_filter_and_deduplication_leave_rows_out() -> None:
     rows: list[dict[str, str | None]] = [
         {"text": "a", "language": "en"},
