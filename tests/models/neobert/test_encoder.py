@@ -219,6 +219,26 @@ def test_autocast_keeps_the_residual_stream_wide() -> None:
     torch.testing.assert_close(states, model.encode_tokens(batch()), atol=0.1, rtol=0.1)
 
 
+def test_a_block_compiles_as_one_graph() -> None:
+    plain, compiled = small_encoder(), small_encoder()
+    for block in compiled.transformer_encoder:
+        block.compile(backend="aot_eager", fullgraph=True)
+    expected = gradients_of(plain, plain.encode_tokens(batch()))
+    found = gradients_of(compiled, compiled.encode_tokens(batch()))
+    torch.testing.assert_close(found, expected)
+    assert compiled.state_dict().keys() == plain.state_dict().keys()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_half_precision_on_the_gpu_agrees_with_double_precision_here() -> None:
+    expected = small_encoder().encode_tokens(batch())
+    model = small_encoder().float().cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        found = model.encode_tokens(batch().to(torch.device("cuda")))
+    torch.testing.assert_close(found.double().cpu(), expected, atol=0.1, rtol=0.1)
+
+
 def test_a_call_names_exactly_one_input() -> None:
     model = small_encoder()
     ids = torch.tensor([[1]])
