@@ -220,9 +220,9 @@ def test_autocast_keeps_the_residual_stream_wide() -> None:
 
 
 def test_a_block_compiles_as_one_graph() -> None:
-    plain, compiled = small_encoder(), small_encoder()
+    plain, compiled = (small_encoder(num_hidden_layers=1) for _ in range(2))
     for block in compiled.transformer_encoder:
-        block.compile(backend="aot_eager", fullgraph=True)
+        block.compile(backend="eager", fullgraph=True)
     expected = gradients_of(plain, plain.encode_tokens(batch()))
     found = gradients_of(compiled, compiled.encode_tokens(batch()))
     torch.testing.assert_close(found, expected)
