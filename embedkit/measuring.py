@@ -18,8 +18,8 @@ from embedkit.mixture import Mixture
 from embedkit.models.embedder import Embedder
 from embedkit.prompts import instruction_prompts
 from embedkit.recipe import Evaluation, Recipe
-from embedkit.toml import expand
 from embedkit.run_folder import RunFolder
+from embedkit.toml import expand
 
 
 class Measuring:
