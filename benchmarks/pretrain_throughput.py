@@ -96,7 +96,7 @@ def models(
 ) -> tuple[LanguageModel, EuroBertForMaskedLM]:
     """NeoBERT and its peer, random."""
     torch.manual_seed(0)
-    own = NeoBERTForMaskedLM(NeoBERTConfig(num_hidden_layers=layers)).to(device)
+    own = NeoBERTForMaskedLM(NeoBERTConfig(num_hidden_layers=layers))
     config = EuroBertConfig(
         vocab_size=VOCABULARY,
         hidden_size=768,
@@ -106,8 +106,9 @@ def models(
         num_key_value_heads=12,
         max_position_embeddings=4096,
     )
-    peer = EuroBertForMaskedLM(config).to(device)
-    return LanguageModel(own, autocast), peer
+    peer = EuroBertForMaskedLM(config)
+    nn.Module.to(peer, device)
+    return LanguageModel(own, autocast).to(device), peer
 
 
 def timed(step: Callable[[], float], model: nn.Module, device: torch.device) -> tuple[float, int]:

@@ -82,7 +82,7 @@ def prepare(
         _fill(network, start, str(recipe.init_from))
     mixture = open_text_mixture(recipe, tokenizer, sources)
     autocast = precision.autocast_dtype(recipe.precision, device)
-    model = LanguageModel(network.to(device), autocast)
+    model = LanguageModel(network, autocast).to(device)
     facts = {
         "recipe": recipe.model_dump(mode="json"),
         "sources": mixture.fingerprints,

@@ -1,6 +1,7 @@
 """Models of which every rank holds a part (FSDP2), and their state as a whole."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,9 +52,9 @@ def whole_state(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], Moments]:
     """Weights and moments of a sharded model, on rank 0; empty elsewhere. Every rank has to ask."""
-    weights = get_model_state_dict(model, options=_WHOLE)
-    moments = get_optimizer_state_dict(model, optimizer, options=_WHOLE).get("state", {})
-    return weights, moments
+    weights: Any = get_model_state_dict(model, options=_WHOLE)
+    state: Any = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
+    return weights, state.get("state", {})
 
 
 def restore(
@@ -65,5 +66,5 @@ def restore(
     """Give every rank its part of a state that all of them hold as a whole."""
     set_model_state_dict(model, dict(weights), options=_WHOLE)
     groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
-    state = {"state": moments, "param_groups": groups}
+    state: Any = {"state": moments, "param_groups": groups}
     set_optimizer_state_dict(model, optimizer, state, options=_WHOLE)

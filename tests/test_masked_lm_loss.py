@@ -9,7 +9,9 @@ from embedkit.losses import masked_lm
 VOCABULARY, WIDTH = 11, 4
 
 
-def operands(count: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+def operands(
+    count: int, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Hidden states, decoder weight and bias that want gradients, and targets."""
     generator = torch.Generator().manual_seed(0)
 
@@ -41,16 +43,15 @@ def test_no_masked_token_is_no_loss_and_no_gradient() -> None:
     hidden, weight, bias, targets = operands(0)
     total, right = masked_lm(hidden, weight, bias, targets)
     total.backward()
-    assert (total, right) == (0, 0)
+    assert total == right == 0
     assert weight.grad is not None
     assert not weight.grad.any()
 
 
 def test_without_gradients_the_sum_is_the_same() -> None:
-    *inputs, targets = operands(5)
-    expected, _ = masked_lm(*inputs, targets)
+    expected, _ = masked_lm(*operands(5))
     with torch.no_grad():
-        total, _ = masked_lm(*inputs, targets)
+        total, _ = masked_lm(*operands(5))
     assert torch.equal(total, expected)
     assert not total.requires_grad
 

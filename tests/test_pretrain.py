@@ -37,8 +37,20 @@ def alone(recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pretrain(recipe: str, overrides: tuple[str, ...], output: Path, **options: bool) -> None:
-    runs.pretrain(load_pretrain_recipe(recipe, overrides), output, **options)
+def pretrain(
+    recipe: str,
+    overrides: tuple[str, ...],
+    output: Path,
+    *,
+    resume: bool = False,
+    allow_world_size_change: bool = False,
+) -> None:
+    runs.pretrain(
+        load_pretrain_recipe(recipe, overrides),
+        output,
+        resume=resume,
+        allow_world_size_change=allow_world_size_change,
+    )
 
 
 def held_out(run: Path) -> list[dict[str, Any]]:

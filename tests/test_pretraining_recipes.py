@@ -147,11 +147,11 @@ def test_each_ablation_changes_what_the_paper_says() -> None:
 
 def between(before: int, after: int) -> list[str]:
     """What differs between two ablations."""
-    tables = [
+    then, now = (
         load_pretrain_recipe(f"ablations/m{number}").model_dump(mode="json")
         for number in (before, after)
-    ]
-    return differences(*tables)
+    )
+    return differences(then, now)
 
 
 CHANGES = {
