@@ -87,8 +87,6 @@ def claim(path: Path, *, resume: bool, overwrite: bool) -> RunFolder:
 
 def describe(folder: RunFolder, recipe: Training, facts: Mapping[str, Any]) -> None:
     """Write ``recipe.toml`` as resolved, and ``run.json``: versions, hardware, fingerprints."""
-    tables = recipe.model_dump(mode="json", exclude_none=True)
-    (folder.path / "recipe.toml").write_bytes(tomli_w.dumps(tables).encode())
     record = {
         "versions": {name: _version(name) for name in _PACKAGES},
         "python": platform.python_version(),
@@ -96,7 +94,10 @@ def describe(folder: RunFolder, recipe: Training, facts: Mapping[str, Any]) -> N
         "threads": torch.get_num_threads(),
         **{key: value for key, value in facts.items() if key != "recipe"},
     }
+    # First, since it is what makes a folder a run, which --resume and --overwrite go by.
     (folder.path / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    tables = recipe.model_dump(mode="json", exclude_none=True)
+    (folder.path / "recipe.toml").write_bytes(tomli_w.dumps(tables).encode())
 
 
 def newest_checkpoint(

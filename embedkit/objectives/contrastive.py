@@ -92,7 +92,8 @@ class ContrastiveObjective:
             excluded=excluded[mine],
             reduction="sum",
         )
-        if self._config.symmetric:
+        # Without in-batch negatives a positive has no other query to be told from.
+        if self._config.symmetric and batch.in_batch_negatives:
             reverse = info_nce(
                 documents[: len(queries)],
                 shared.queries,

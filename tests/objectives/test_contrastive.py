@@ -159,12 +159,14 @@ def test_both_directions_share_their_candidates_too(world_size: int, cross_devic
     run_on_ranks(world_size, check, config, by_loops(groups, symmetric=True), True)
 
 
+# Without in-batch negatives the reverse direction has nothing to tell a positive's query from.
+@pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("cross_device", [True, False])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2])
 def test_a_source_without_in_batch_negatives_scores_each_querys_own(
-    world_size: int, cross_device: bool
+    world_size: int, cross_device: bool, symmetric: bool
 ) -> None:
-    config = Contrastive(temperature=TAU, cross_device=cross_device)
+    config = Contrastive(temperature=TAU, cross_device=cross_device, symmetric=symmetric)
     run_on_ranks(world_size, check, config, by_loops(EVERYTHING, in_batch_negatives=False), False)
 
 
