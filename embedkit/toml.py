@@ -5,7 +5,7 @@ import difflib
 import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -30,8 +30,11 @@ def shipped(folder: str) -> Path:
     return installed if installed.is_dir() else Path(__file__).parents[1] / folder
 
 
-def find(folder: str, name: str) -> Path:
-    """The TOML file called ``name``: a path, or a name under a shipped folder without ``.toml``."""
+def find(folder: str, name: str, known: Callable[[], Iterable[str]] | None = None) -> Path:
+    """The TOML file called ``name``: a path, or a name under a shipped folder without ``.toml``.
+
+    ``known`` are the names to offer in place of an unknown one; by default all of the folder.
+    """
     if name.endswith(".toml"):
         path = Path(expand(name))
         if path.is_file():
@@ -40,12 +43,14 @@ def find(folder: str, name: str) -> Path:
     path = shipped(folder) / f"{name}.toml"
     if path.is_file():
         return path
-    known = sorted(
-        str(p.relative_to(shipped(folder)).with_suffix("")) for p in shipped(folder).rglob("*.toml")
-    )
+    names = known() if known else _names(shipped(folder))
     raise UserError(
-        f"{name}: not a name under {folder}/ ({', '.join(known)}); a path ends in .toml"
+        f"{name}: not a name under {folder}/ ({', '.join(sorted(names))}); a path ends in .toml"
     )
+
+
+def _names(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.toml")]
 
 
 def expand(path: str) -> str:

@@ -25,7 +25,15 @@ assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
 
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["finetune", "--help"], ["data", "--help"], ["eval-mteb", "--help"]],
+    [
+        ["--help"],
+        ["finetune", "--help"],
+        ["pretrain", "--help"],
+        ["export", "--help"],
+        ["data", "--help"],
+        ["eval-mteb", "--help"],
+        ["eval-perplexity", "--help"],
+    ],
     ids=" ".join,
 )
 def test_help_is_there_before_torch_is(words: list[str]) -> None:

@@ -40,6 +40,9 @@ MaxDocuments = Annotated[
     int | None,
     typer.Option("--max-documents", min=1, help="Cut each corpus. Default: as in the recipe."),
 ]
+Upgrade = Annotated[
+    bool, typer.Option("--upgrade", help="Also ask for the newest of what is pinned already.")
+]
 
 
 @app.command()
@@ -103,9 +106,22 @@ def prepare(names: TextNames = [], tokenizer: Tokenizer = None, recipe: TextReci
     loaded = load_tokenizer(tokenizer)
     vocabulary = Vocabulary.of(loaded)
     prepared = [tokenize(each, loaded) for each in texts]
-    console = Console()
-    for table in data_tables.of_token_ids(prepared, vocabulary.framing, tokenizer):
-        console.print(table)
+    Console().print(data_tables.of_token_ids(prepared, vocabulary.framing, tokenizer))
+
+
+@app.command()
+def lock(names: ManifestNames = [], upgrade: Upgrade = False) -> None:
+    """Pin the data sets that are on the hub: write their newest commits down. Needs the hub."""
+    from embedkit.data import hub_lock
+    from embedkit.data.manifest import HubSource, shipped_tables
+    from embedkit.data.text_manifest import load_any_manifest
+
+    every = names or [name for name, _ in shipped_tables()]
+    found = [load_any_manifest(name).source for name in every]
+    ids = [source.id for source in found if isinstance(source, HubSource)]
+    elsewhere = dict.fromkeys(id_ for id_ in ids if not Path(id_).is_dir())
+    for id_, commit in hub_lock.update(hub_lock.default_path(), elsewhere, upgrade=upgrade).items():
+        typer.echo(f"{commit}\t{id_}")
 
 
 @app.command()

@@ -17,6 +17,8 @@ from embedkit.data.tokenized import Tokenized
 Tokenize = Callable[[list[str]], Sequence[int]]
 """Texts to their lengths in tokens."""
 
+_STORED = (0.5, 0.95, 1.0)
+"""Of ``QUANTILES``, those that fit beside the sizes in 80 columns."""
 _ROWS = 5
 _MEASURED = 2000
 """Documents of a stream whose lengths are shown."""
@@ -46,29 +48,23 @@ def of_text(manifest: TextManifest, tokenize: Tokenize, model: str) -> Iterable[
         yield _table(_quantile_heads(), [[str(each) for each in lengths]], title=title)
 
 
-def of_token_ids(sources: Sequence[Tokenized], framing: int, model: str) -> Iterable[Table]:
+def of_token_ids(sources: Sequence[Tokenized], framing: int, model: str) -> Table:
     """What was tokenized, and how long it is with ``framing`` special tokens for each document."""
-    ids = [
-        (
-            source.name,
-            f"{len(source.train):,}",
-            f"{source.train.num_tokens:,}",
-            f"{len(source.held_out):,}" if source.held_out else "none",
-            str(source.train.ids.dtype),
-        )
-        for source in sources
-    ]
-    heads = ["source", "documents", "tokens", "held out", "ids"]
-    yield _table(heads, ids, title=f"token ids by {model}")
-    lengths = [
-        (source.name, *map(str, stored_lengths(source.train, framing))) for source in sources
-    ]
-    yield _table(["tokens", *_quantile_heads()], lengths, title="of a document")
+    rows = []
+    for source in sources:
+        lengths = dict(zip(QUANTILES, stored_lengths(source.train, framing), strict=True))
+        held_out = f"{len(source.held_out):,}" if source.held_out else "none"
+        sizes = (f"{len(source.train):,}", f"{source.train.num_tokens:,}", held_out)
+        rows.append((source.name, *sizes, *(f"{lengths[each]:,}" for each in _STORED)))
+    heads = ["source", "documents", "tokens", "held out", "median", "95 %", "longest"]
+    return _table(heads, rows, title=f"token ids by {model}, and lengths of documents")
 
 
 def _pair_facts(manifest: Manifest, records: Records) -> Table:
     columns = manifest.columns.model_dump(exclude_defaults=True) if manifest.columns else {}
     columns = {"query": "query", "positive": "positive", **columns}
+    if manifest.same_label:
+        columns["positive"] = "another text of the label"
     prompts = records.prompts.model_dump()
     rows = f"{len(records)}"
     if manifest.held_out:
@@ -102,7 +98,7 @@ def _text_facts(manifest: TextManifest) -> Table:
 def _source(manifest: Manifest | TextManifest) -> str:
     source = manifest.source.model_dump(exclude_none=True)
     source |= {f"reader {key}": value for key, value in source.pop("reader", {}).items()}
-    return "\n".join(f"{key}: {value}" for key, value in source.items())
+    return "\n".join(f"{key}: {value}" for key, value in source.items() if value != ())
 
 
 def _rows(records: Sequence[Record]) -> Table:

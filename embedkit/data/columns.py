@@ -47,7 +47,7 @@ class ColumnPath:
         if self.column not in row:
             raise DataError(
                 f"no column {self.column!r} (there are {_listed(row)}): "
-                "correct [columns] or the filter"
+                "correct [columns], the filter or a join"
             )
         return self._follow(row[self.column], 1)
 

@@ -63,8 +63,10 @@ class Prompts(Section):
 class Columns(Section):
     """Which value of a row plays which part, as paths: ``a``, ``a.b``, ``a[0]``, ``a[].b``."""
 
-    query: PathText = "query"
-    positive: PathText = "positive"
+    query: PathTexts = ("query",)
+    """Several are joined by a space; empty ones are left out."""
+    positive: PathTexts = ("positive",)
+    """As ``query``. A single path with ``[]`` gives several texts, which make a row each."""
     negatives: PathTexts = ()
     """One or several paths to texts or to lists of texts of any length."""
     label: PathText | None = None
@@ -76,15 +78,53 @@ class Columns(Section):
     topic: PathText | None = None
     """What a held-out classification task predicts. Training never sees it."""
 
+    @model_validator(mode="after")
+    def _some_text(self) -> Self:
+        if not self.query or not self.positive:
+            raise ValueError("query and positive name a column each, or several")
+        return self
+
+
+class SameLabel(Section):
+    """Pairs texts of one label, see ``embedkit.data.same_label``."""
+
+    seed: int = 0
+
+
+class HubConfig(Section):
+    name: str
+    rename: dict[str, str] = Field(default_factory=dict)
+    """Its columns to those that ``[columns]`` speaks of."""
+
+
+class HubJoin(Section):
+    column: str
+    """Ids. Each is replaced by the row it names, or by null."""
+    config: str
+    """Where these rows are."""
+    split: str
+    key: str = "_id"
+    """Their column of ids."""
+
 
 class HubSource(Section):
     kind: Literal["hub"]
     id: str
     """A data set's id on the Hugging Face Hub, or a folder that stands for it."""
     config: str | None = None
+    configs: tuple[HubConfig, ...] = Field(default=(), strict=False)
+    """In place of ``config``: read one after the other."""
     revision: Commit | None = None
-    """A commit, since a branch or a tag may move. ``None`` reads the hub's newest."""
+    """A commit, since a branch or a tag may move. ``None`` takes that of the lock, or if it has
+    none the hub's newest."""
     split: str = "train"
+    joins: tuple[HubJoin, ...] = Field(default=(), strict=False)
+
+    @model_validator(mode="after")
+    def _one_way_to_name_configs(self) -> Self:
+        if self.config and self.configs:
+            raise ValueError("config or configs, not both")
+        return self
 
 
 class File(Section):
@@ -169,6 +209,8 @@ class Description(Section):
     """Leave out rows without query or positive. Otherwise such a row is an error."""
     deduplicate: bool = False
     """Keep the first row of each (query, positive)."""
+    same_label: SameLabel | None = None
+    """Make the positives, from columns.query and columns.label."""
     task: Task = "retrieval"
     license: str = ""
     prompts: Prompts = Prompts()
@@ -178,8 +220,15 @@ class Description(Section):
     """Score each query against the other documents of its batch, not its own negatives alone."""
     batch_size: PositiveInt | None = None
     """In place of the recipe's, over all ranks."""
-    max_query_tokens: PositiveInt | None = None
-    max_document_tokens: PositiveInt | None = None
+    max_query_tokens: int | None = Field(default=None, ge=3)
+    max_document_tokens: int | None = Field(default=None, ge=3)
+
+    @model_validator(mode="after")
+    def _label_alone(self) -> Self:
+        columns = self.columns or Columns()
+        if self.same_label and columns.model_fields_set != {"query", "label"}:
+            raise ValueError("same_label needs columns.query and columns.label, and no others")
+        return self
 
 
 class Manifest(Description):
@@ -213,7 +262,7 @@ def load_manifest(name: str) -> Manifest:
 
 def read_manifest(name: str) -> tuple[Path, dict[str, Any]]:
     """A manifest's file and tables, which have its name."""
-    path = find(FOLDER, name)
+    path = find(FOLDER, name, lambda: [known for known, _ in shipped_tables()])
     tables = read_toml(path)
     if "name" in tables:
         raise UserError(f"{path}: name: take it out, a manifest is called as its file")

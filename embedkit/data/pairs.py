@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from embedkit.data import same_label
 from embedkit.data.columns import ColumnPath, RowFilter
 from embedkit.data.distinct import distinct
 from embedkit.data.manifest import Columns, Description
@@ -26,20 +27,26 @@ class Pair:
 def pairs(parts: Iterable[Part], description: Description) -> Iterator[Pair]:
     """Yield the pairs of all parts in order; an error names the part and the row in it."""
     found = _read(parts, description)
+    if description.same_label:
+        labelled = ((pair.query, pair.label) for pair in found if pair.label is not None)
+        made = same_label.pairs(labelled, description.same_label.seed)
+        found = (Pair(text, positive, [], label) for text, positive, label in made)
     return distinct(found, _key) if description.deduplicate else found
 
 
 def _read(parts: Iterable[Part], description: Description) -> Iterator[Pair]:
     keep = RowFilter(description.filter) if description.filter else None
     drop_empty = description.drop_empty
-    given = description.columns and _Picker(description.columns, drop_empty=drop_empty)
+    columns = description.columns
+    if columns and description.same_label:
+        columns = columns.model_copy(update={"positive": columns.query})
+    given = columns and _Picker(columns, drop_empty=drop_empty)
     for part in parts:
         for number, row in part.rows:
             try:
                 if keep is None or keep(row):
                     pick = given or _picker_by_name(tuple(row), drop_empty=drop_empty)
-                    if pair := pick(row):
-                        yield pair
+                    yield from pick(row)
             except DataError as error:
                 raise DataError(f"{part.name}, {part.unit} {number}: {error}") from None
 
@@ -54,8 +61,8 @@ def _picker_by_name(names: tuple[str, ...], *, drop_empty: bool) -> "_Picker":
 class _Picker:
     def __init__(self, columns: Columns, *, drop_empty: bool) -> None:
         self._drop_empty = drop_empty
-        self._query = ColumnPath(columns.query)
-        self._positive = ColumnPath(columns.positive)
+        self._query = [ColumnPath(path) for path in columns.query]
+        self._positive = [ColumnPath(path) for path in columns.positive]
         self._negatives = [ColumnPath(path) for path in columns.negatives]
         self._negative_concepts = [ColumnPath(path) for path in columns.negative_concepts]
         self._marks = {
@@ -64,12 +71,12 @@ class _Picker:
             if (path := getattr(columns, mark)) is not None
         }
 
-    def __call__(self, row: Mapping[str, Any]) -> Pair | None:
-        """The row's pair; ``None`` for an empty one that is to be dropped."""
+    def __call__(self, row: Mapping[str, Any]) -> list[Pair]:
+        """The row's pairs; none for an empty one that is to be dropped."""
         query = self._text(self._query, row)
-        positive = self._text(self._positive, row)
-        if query is None or positive is None:
-            return None
+        positives = self._positives(row)
+        if query is None or not positives:
+            return []
         negatives = self._all_texts(self._negatives, row)
         concepts = self._all_texts(self._negative_concepts, row)
         if concepts and len(concepts) != len(negatives):
@@ -78,25 +85,45 @@ class _Picker:
             )
         marks = {mark: self._mark(path, row) for mark, path in self._marks.items()}
         filled = [place for place, text in enumerate(negatives) if text]
-        return Pair(
-            query,
-            positive,
-            [negatives[place] for place in filled],
-            negative_concepts=[concepts[place] for place in filled] if concepts else [],
-            **marks,
-        )
-
-    def _text(self, path: ColumnPath, row: Mapping[str, Any]) -> str | None:
-        value = path(row)
-        if value is not None and not isinstance(value, str):
-            raise DataError(
-                f"{path.text} is {value!r:.60}, not text: correct [columns] or the data"
+        return [
+            Pair(
+                query,
+                positive,
+                [negatives[place] for place in filled],
+                negative_concepts=[concepts[place] for place in filled] if concepts else [],
+                **marks,
             )
-        if value is not None and value.strip():
-            return value
-        if self._drop_empty:
-            return None
-        raise DataError(f"{path.text} is empty: fill it in, or set drop_empty = true")
+            for positive in positives
+        ]
+
+    def _positives(self, row: Mapping[str, Any]) -> list[str]:
+        if len(self._positive) == 1 and "[]" in self._positive[0].text:
+            texts = [text for text in self._all_texts(self._positive, row) if text]
+            if not texts:
+                self._refuse_empty(self._positive)
+            return texts
+        text = self._text(self._positive, row)
+        return [] if text is None else [text]
+
+    def _text(self, paths: list[ColumnPath], row: Mapping[str, Any]) -> str | None:
+        """The texts at ``paths``, joined; ``None`` for an empty one that is to be dropped."""
+        texts = []
+        for path in paths:
+            value = path(row)
+            if value is not None and not isinstance(value, str):
+                raise DataError(
+                    f"{path.text} is {value!r:.60}, not text: correct [columns] or the data"
+                )
+            if value is not None and value.strip():
+                texts.append(value)
+        if not texts:
+            self._refuse_empty(paths)
+        return " ".join(texts) or None
+
+    def _refuse_empty(self, paths: list[ColumnPath]) -> None:
+        if not self._drop_empty:
+            names = " and ".join(path.text for path in paths)
+            raise DataError(f"{names} is empty: fill it in, or set drop_empty = true")
 
     def _all_texts(self, paths: list[ColumnPath], row: Mapping[str, Any]) -> list[str]:
         """Texts in order; one that is null or blank is "", so that places still match."""

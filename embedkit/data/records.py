@@ -1,12 +1,11 @@
 """Training pairs by row: memory-mapped, and cached by what they were made from."""
 
-import hashlib
-import json
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, Unpack
@@ -14,18 +13,20 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 import numpy as np
 import pyarrow as pa
 
-from embedkit.data import cache, columns, concepts, distinct, files, pairs, sources, table
+from embedkit.data import cache, concepts, files, pairs, sources
 from embedkit.data.manifest import (
     Columns,
     Description,
     HeldOut,
+    HubSource,
     Manifest,
     Prompts,
+    SameLabel,
     Task,
     load_manifest,
 )
 from embedkit.data.pairs import Pair
-from embedkit.data.readers import docstring, icd, obo
+from embedkit.data.rows_key import rows_key, sha256
 from embedkit.data.sources import Opened, Part
 from embedkit.data.table import Table, TableWriter
 from embedkit.errors import DataError
@@ -34,8 +35,6 @@ from embedkit.toml import expand, validated
 Split = Literal["train", "held_out"]
 
 _KIND = "records"
-# Rows depend on the code of these, so their place in the cache does too.
-_MAKERS = (columns, concepts, distinct, files, pairs, sources, table, obo, icd, docstring)
 
 
 class Options(TypedDict, total=False):
@@ -45,6 +44,7 @@ class Options(TypedDict, total=False):
     filter: str | None
     drop_empty: bool
     deduplicate: bool
+    same_label: SameLabel | Mapping[str, int] | None
     task: Task
     license: str
     prompts: Prompts | Mapping[str, str]
@@ -166,7 +166,7 @@ class Records:
             "max_query_tokens": self.max_query_tokens,
             "max_document_tokens": self.max_document_tokens,
         }
-        return _sha256(use)
+        return sha256(use)
 
     @property
     def task(self) -> Task:
@@ -225,15 +225,22 @@ def open_manifest(manifest: Manifest, split: Split = "train") -> Records:
     except DataError as error:
         raise DataError(f"{manifest.name}: {error}") from None
     build = partial(_write, name=manifest.name, parts=opened.parts, description=manifest)
-    folder = cache.built(_KIND, _key(manifest, opened), build)
+    folder = cache.built(_KIND, rows_key(manifest, opened), build)
     tables = {each: Table(_path(folder, each)) for each in _splits(manifest)}
     rows = sum(map(len, tables.values()))
-    if opened.pinned and manifest.rows not in (None, rows):
-        raise DataError(
-            f"{manifest.name}: {rows} rows, expected {manifest.rows}: correct rows in the "
-            "manifest if the new number is meant"
-        )
+    _expect(rows, manifest, opened)
     return Records(manifest.name, tables[split], manifest)
+
+
+def _expect(rows: int, manifest: Manifest, opened: Opened) -> None:
+    """Compare how many rows there are with how many the manifest was written for."""
+    if manifest.rows in (None, rows):
+        return
+    found = f"{manifest.name}: {rows} rows, expected {manifest.rows}"
+    if opened.pinned:
+        raise DataError(f"{found}: correct rows in the manifest if the new number is meant")
+    if isinstance(manifest.source, HubSource):
+        warnings.warn(f"{found}, which is the number in another copy", stacklevel=3)
 
 
 def _write(folder: Path, name: str, parts: Iterable[Part], description: Description) -> None:
@@ -271,20 +278,3 @@ def _splits(description: Description) -> tuple[Split, ...]:
 
 def _path(folder: Path, split: Split) -> Path:
     return folder / f"{split}.arrow"
-
-
-def _key(manifest: Manifest, opened: Opened) -> str:
-    making = manifest.model_dump(include={"columns", "filter", "drop_empty", "deduplicate"})
-    share = manifest.held_out.share if manifest.held_out else None
-    reader = manifest.source.model_dump().get("reader")
-    parts = {"making": making, "share": share, "reader": reader, "source": opened.identity}
-    return _sha256({**parts, "code": _code()})[:32]
-
-
-@lru_cache
-def _code() -> str:
-    return _sha256([Path(module.__file__ or "").read_text() for module in _MAKERS])
-
-
-def _sha256(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

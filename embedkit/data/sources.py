@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from embedkit.data import cache, files
+from embedkit.data import cache, files, hub
 from embedkit.data.manifest import (
     DocstringReader,
     FilesSource,
@@ -83,78 +83,13 @@ def _files(source: FilesSource) -> Opened:
 
 
 def _hub(source: HubSource, streaming: bool) -> Opened:
-    folder = Path(source.id)
-    if not folder.is_dir() and source.revision is None:
-        source = source.model_copy(update={"revision": _newest(source.id)})
-    state = _state(folder) if folder.is_dir() else str(source.revision)
-    identity = (source.id, source.config or "", source.split, state)
-    part = Part(f"{source.id} ({source.split})", "row", _hub_rows(source, streaming))
-    return Opened(identity, pinned=True, parts=(part,))
-
-
-def _newest(id_: str) -> str:
-    """The commit that the hub's main branch is at."""
-    from huggingface_hub import HfApi
-
-    try:
-        return str(HfApi().dataset_info(id_).sha)
-    # The hub's client raises errors of half a dozen libraries.
-    except Exception as error:
-        raise DataError(
-            f"cannot ask the hub for the newest revision of {id_} ({_reason(error)}): pin a "
-            'revision in the manifest, or name local copies under kind = "files"'
-        ) from None
-
-
-def _hub_rows(source: HubSource, streaming: bool) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    import datasets
-
-    local = Path(source.id).is_dir()
-    try:
-        found = datasets.load_dataset(
-            source.id,
-            source.config,
-            split=source.split,
-            revision=None if local else source.revision,
-            streaming=streaming,
-        )
-    # The hub's client raises errors of half a dozen libraries.
-    except Exception as error:
-        raise DataError(
-            f"cannot open {source.id} at {str(source.revision)[:8]} on the hub ({_reason(error)}): "
-            "fetch it where there is a network and copy $HF_HOME here (then HF_HUB_OFFLINE=1 "
-            'spares the attempt), or name local copies under kind = "files"'
-        ) from None
-    if not local and not streaming:
-        check_revision(source, found.info.download_checksums or {})
-    number = 0
-    for batch in found.with_format("arrow").iter(1024):
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row
-
-
-def _reason(error: Exception) -> str:
-    return (str(error) or type(error).__name__).partition("\n")[0]
-
-
-def check_revision(source: HubSource, urls: Iterable[str]) -> None:
-    """Refuse another revision: offline, ``datasets`` takes the newest that is cached."""
-    from_hub = [url for url in urls if url.startswith("hf://")]
-    if from_hub and not any(f"@{source.revision}/" in url for url in from_hub):
-        raise DataError(
-            f"the cached copy of {source.id} is not revision {source.revision}, but "
-            f"{from_hub[0]}: fetch the pinned revision where there is a network"
-        )
-
-
-def _state(folder: Path) -> str:
-    listing = [
-        f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}"
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
+    at = hub.place(source)
+    found = [
+        Part(f"{name} ({source.split})", "row", enumerate(rows, start=1))
+        for name, rows in hub.parts(source, at, streaming=streaming)
     ]
-    return hashlib.sha256("\n".join(listing).encode()).hexdigest()
+    how = source.model_dump_json(include={"config", "configs", "split", "joins"})
+    return Opened((source.id, how, at.state), pinned=at.pinned, parts=tuple(found))
 
 
 def _package(source: PackageSource) -> Opened:

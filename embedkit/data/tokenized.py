@@ -22,6 +22,8 @@ from embedkit.data import (
     distinct,
     documents,
     files,
+    hub,
+    joins,
     sources,
     token_store,
 )
@@ -35,7 +37,20 @@ from embedkit.data.vocabulary import backend_of
 _CHARACTERS = 2**20
 """Tokenized at a time: what the tokenizer returns takes a hundred times the memory of its ids."""
 # Ids depend on the code of these, so their place in the cache does too.
-_MAKERS = (columns, concepts, distinct, documents, files, sources, token_store, obo, icd, docstring)
+_MAKERS = (
+    columns,
+    concepts,
+    distinct,
+    documents,
+    files,
+    hub,
+    joins,
+    sources,
+    token_store,
+    obo,
+    icd,
+    docstring,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,14 @@ def test_a_shipped_manifest_states_its_licence_and_pins_its_rows(name: str) -> N
     assert manifest.source.kind != "package" or manifest.rows
 
 
+def test_only_manifests_are_offered_in_place_of_an_unknown_name() -> None:
+    with pytest.raises(UserError, match=r"npr2: not a name under data_manifests/ \(") as caught:
+        load_manifest("npr2")
+    offered = str(caught.value).partition("(")[2].partition(")")[0].split(", ")
+    assert {"npr", "wikipedia"} < set(offered)
+    assert not {"instructions", "hub.lock"} & set(offered)
+
+
 def test_a_revision_may_be_left_open(tmp_path: Path) -> None:
     source = read(tmp_path, HUB).source
     assert isinstance(source, HubSource)
@@ -57,8 +65,11 @@ def test_a_manifest_is_called_as_its_file(tmp_path: Path) -> None:
         (FILES + 'name = "other"', r"mine\.toml: name: take it out"),
         (FILES + 'filter = "score >> 4"', r"filter: 'score >> 4': write text in quotes"),
         (FILES + 'filter = "score"', r"filter: 'score' is no filter; write it as in: score > 4"),
-        (FILES + 'columns = { query = "a[x]" }', r"columns\.query: 'a\[x\]' is no column path"),
+        (FILES + 'columns = { query = "a[x]" }', r"columns\.query\.0: 'a\[x\]' is no column path"),
         (HUB + 'revision = "main"', r"source\.hub\.revision: String should match"),
+        (FILES + "max_query_tokens = 2", r"max_query_tokens: .*greater than or equal to 3 \(got 2"),
+        (FILES + "columns = { positive = [] }", r"query and positive name a column each"),
+        (HUB + 'config = "a"\nconfigs = [{ name = "b" }]', r"source\.hub: config or configs, not"),
         ('source = { kind = "url" }', r"source: Input tag 'url'"),
         ("license = ", r"mine\.toml: not valid TOML"),
     ],

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedkit.data.files import rows
-from embedkit.data.manifest import HubSource, Manifest, load_manifest
+from embedkit.data.hub import Place, check_revision
+from embedkit.data.manifest import Manifest, load_manifest
 from embedkit.data.records import Record, open_manifest
-from embedkit.data.sources import check_revision
 from embedkit.errors import DataError
 
 ROWS = [{"query": "a, b", "positive": "é"}, {"query": 'say "c"', "positive": "d"}]
@@ -213,10 +213,10 @@ def test_a_hub_out_of_reach_is_one_line_with_the_remedy(tmp_path: Path) -> None:
 
 
 def test_another_revision_in_the_hubs_cache_is_refused() -> None:
-    source = HubSource(kind="hub", id="org/pairs", revision=COMMIT)
+    at = Place("org/pairs", COMMIT, COMMIT, pinned=True)
     url: Callable[[str], dict[str, Any]] = lambda commit: {  # noqa: E731
         f"hf://datasets/org/pairs@{commit}/train.jsonl": None
     }
-    check_revision(source, url(COMMIT))
+    check_revision(at, url(COMMIT))
     with pytest.raises(DataError, match=rf"is not revision {COMMIT}, but hf://\S+@ffff"):
-        check_revision(source, url("f" * 40))
+        check_revision(at, url("f" * 40))

@@ -1,0 +1,127 @@
+"""Data sets of the Hugging Face Hub: where each one lies, at which commit, and its rows."""
+
+import hashlib
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from embedkit.data import hub_lock
+from embedkit.data.hub_lock import reason
+from embedkit.data.joins import joined
+from embedkit.data.manifest import HubConfig, HubSource
+from embedkit.errors import DataError
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What ``datasets`` is asked for."""
+
+    path: str
+    """An id, or a folder."""
+    revision: str | None
+    """``None`` for a folder."""
+    state: str
+    """Changes whenever the rows may have changed."""
+    pinned: bool
+    """Whether the manifest names just these rows."""
+
+
+def place(source: HubSource) -> Place:
+    """Find the source: as a folder, under ``$EMBEDKIT_HUB``, or at a commit on the hub.
+
+    Raises:
+        DataError: the commit is asked of the hub, and it cannot be reached.
+    """
+    if (folder := Path(source.id)).is_dir():
+        return Place(str(folder), None, _state(folder), pinned=True)
+    mirror = os.environ.get("EMBEDKIT_HUB")
+    if mirror and (folder := Path(mirror).expanduser() / source.id).is_dir():
+        return Place(str(folder), None, _state(folder), pinned=False)
+    revision = source.revision or hub_lock.locked(source.id)
+    if revision is None:
+        revision = hub_lock.newest(source.id)
+        warnings.warn(
+            f"{source.id}: no revision is pinned, so the newest is read, {revision[:8]}: "
+            "embedkit data lock pins it",
+            stacklevel=2,
+        )
+    return Place(source.id, revision, revision, pinned=source.revision is not None)
+
+
+def parts(source: HubSource, at: Place, *, streaming: bool) -> Iterator[tuple[str, Iterable[Row]]]:
+    """The rows of each configuration, with a name for it.
+
+    ``streaming`` reads the hub's files as they come, without a copy on disk.
+    """
+    for config in source.configs or [None]:
+        name = config.name if config else source.config
+        read = partial(_renamed, config, at, name, source.split, streaming)
+        tables = ((join, _rows(at, join.config, join.split, streaming)) for join in source.joins)
+        label = f"{source.id} {config.name}" if config else source.id
+        yield label, joined(read, tables) if source.joins else read()
+
+
+def _renamed(
+    config: HubConfig | None, at: Place, name: str | None, split: str, streaming: bool
+) -> Iterator[Row]:
+    rename = config.rename if config else {}
+    for row in _rows(at, name, split, streaming):
+        if missing := rename.keys() - row.keys():
+            raise DataError(
+                f"{at.path}: no column {min(missing)!r} (there are "
+                f"{', '.join(map(repr, row))}): correct rename"
+            )
+        yield {rename.get(column, column): value for column, value in row.items()}
+
+
+def _rows(at: Place, config: str | None, split: str, streaming: bool) -> Iterator[Row]:
+    import datasets
+
+    # Of a folder that has changed, a copy that datasets made earlier may be taken for the new.
+    streaming = streaming or at.revision is None
+    try:
+        found = datasets.load_dataset(
+            at.path, config, split=split, revision=at.revision, streaming=streaming
+        )
+    # The hub's client raises errors of half a dozen libraries.
+    except Exception as error:
+        raise DataError(_refusal(at, error)) from None
+    if at.revision and not streaming:
+        check_revision(at, found.info.download_checksums or {})
+    for batch in found.with_format("arrow").iter(1024):
+        yield from batch.to_pylist()
+
+
+def _refusal(at: Place, error: Exception) -> str:
+    if at.revision is None:
+        return f"cannot open {at.path} ({reason(error)}): lay the folder out as on the hub"
+    return (
+        f"cannot open {at.path} at {at.revision[:8]} on the hub ({reason(error)}): fetch it where "
+        "there is a network and copy $HF_HOME here (then HF_HUB_OFFLINE=1 spares the attempt), or "
+        'name local copies under kind = "files"'
+    )
+
+
+def check_revision(at: Place, urls: Iterable[str]) -> None:
+    """Refuse another revision: offline, ``datasets`` takes the newest that is cached."""
+    from_hub = [url for url in urls if url.startswith("hf://")]
+    if from_hub and not any(f"@{at.revision}/" in url for url in from_hub):
+        raise DataError(
+            f"the cached copy of {at.path} is not revision {at.revision}, but {from_hub[0]}: fetch "
+            "the pinned revision where there is a network"
+        )
+
+
+def _state(folder: Path) -> str:
+    listing = [
+        f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}"
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]
+    return hashlib.sha256("\n".join(listing).encode()).hexdigest()

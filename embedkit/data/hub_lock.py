@@ -1,0 +1,77 @@
+"""Which commit of every data set on the hub is read, where its manifest leaves that open."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import tomli_w
+from pydantic import Field
+
+from embedkit.data.manifest import FOLDER, Commit
+from embedkit.errors import DataError, UserError
+from embedkit.toml import Section, read_toml, shipped, validated
+
+_COMMENT = "# Written by embedkit data lock.\n"
+
+
+class _Lock(Section):
+    commits: dict[str, Commit] = Field(default_factory=dict)
+    """From the ids of data sets."""
+
+
+def default_path() -> Path:
+    """Where the lock of the shipped manifests lies."""
+    return shipped(FOLDER) / "hub.lock.toml"
+
+
+def locked(id_: str) -> str | None:
+    """The commit that the lock has for a data set."""
+    return _read(default_path()).get(id_)
+
+
+def update(path: Path, ids: Iterable[str], *, upgrade: bool = False) -> dict[str, str]:
+    """Add the newest commits of data sets to the lock at ``path``, and return all that it holds.
+
+    What is locked already stays, unless ``upgrade`` asks for the newest of it too. The file is only
+    written when all is known.
+
+    Raises:
+        DataError: the hub cannot be reached.
+        UserError: the file cannot be written.
+    """
+    commits = _read(path)
+    commits |= {id_: newest(id_) for id_ in ids if upgrade or id_ not in commits}
+    commits = dict(sorted(commits.items()))
+    try:
+        path.write_text(_COMMENT + tomli_w.dumps({"commits": commits}), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    return commits
+
+
+def newest(id_: str) -> str:
+    """The commit that the main branch of a data set is at.
+
+    Raises:
+        DataError: the hub cannot be asked.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        return str(HfApi().dataset_info(id_).sha)
+    # The hub's client raises errors of half a dozen libraries.
+    except Exception as error:
+        raise DataError(
+            f"cannot ask the hub for the newest revision of {id_} ({reason(error)}): run embedkit "
+            "data lock where there is a network, pin a revision in the manifest, or put a copy "
+            f"into $EMBEDKIT_HUB/{id_}"
+        ) from None
+
+
+def reason(error: Exception) -> str:
+    """The first line of an error that another library raised."""
+    return (str(error) or type(error).__name__).partition("\n")[0]
+
+
+def _read(path: Path) -> dict[str, str]:
+    tables = read_toml(path) if path.is_file() else {}
+    return dict(validated(_Lock, tables, str(path)).commits)

@@ -1,0 +1,68 @@
+"""Rows whose ids are replaced by the rows they name, in memory that does not grow with them."""
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from embedkit.data import cache
+from embedkit.data.columns import ColumnPath
+from embedkit.data.manifest import HubJoin
+from embedkit.errors import DataError
+
+Rows = Iterable[Mapping[str, Any]]
+
+
+def joined(rows: Callable[[], Rows], tables: Iterable[tuple[HubJoin, Rows]]) -> Iterator[Any]:
+    """Yield each of ``rows`` with the rows of ``tables`` in place of their ids.
+
+    ``rows`` is read once for each table and once more; of a table only what is named is kept, in a
+    file. An id that a table does not have becomes ``None``, and of rows with one id the first
+    counts.
+    """
+    folder = cache.scratch("joins")
+    try:
+        with closing(_database(folder)) as database:
+            lookups = [
+                (join.column, _gathered(database, number, join, rows(), table))
+                for number, (join, table) in enumerate(tables)
+            ]
+            for row in rows():
+                yield {**row, **{column: find(row[column]) for column, find in lookups}}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _database(folder: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(folder / "rows.sqlite")
+    database.execute("pragma journal_mode = off")
+    return database
+
+
+def _gathered(
+    database: sqlite3.Connection, number: int, join: HubJoin, rows: Rows, table: Rows
+) -> Callable[[Any], Any]:
+    """Store the rows of ``table`` that ``rows`` name; a function from an id to its row."""
+    # As text, since one side may have numbers where the other has their digits.
+    database.execute(f"create table found{number} (id text primary key, row text)")
+    ids = ColumnPath(join.column)
+    database.executemany(
+        f"insert or ignore into found{number} (id) values (?)", ((ids(row),) for row in rows)
+    )
+    key = ColumnPath(join.key)
+    try:
+        database.executemany(
+            f"update found{number} set row = ? where id = ? and row is null",
+            ((json.dumps(row), key(row)) for row in table),
+        )
+    except DataError as error:
+        raise DataError(f"{join.config}: {error}") from None
+
+    def find(id_: Any) -> Any:
+        found = database.execute(f"select row from found{number} where id = ?", (id_,)).fetchone()
+        return json.loads(found[0]) if found and found[0] is not None else None
+
+    return find

@@ -1,0 +1,61 @@
+"""What the rows of a manifest are called in the cache: a hash of all that they are made from."""
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from embedkit.data import (
+    columns,
+    concepts,
+    distinct,
+    files,
+    hub,
+    joins,
+    pairs,
+    same_label,
+    sources,
+    table,
+)
+from embedkit.data.manifest import Manifest
+from embedkit.data.readers import docstring, icd, obo
+from embedkit.data.sources import Opened
+
+# Rows depend on the code of these, so their place in the cache does too.
+_MAKERS = (
+    columns,
+    concepts,
+    distinct,
+    files,
+    hub,
+    joins,
+    pairs,
+    same_label,
+    sources,
+    table,
+    obo,
+    icd,
+    docstring,
+)
+
+
+def rows_key(manifest: Manifest, opened: Opened) -> str:
+    """The name of the folder that the rows of ``manifest`` are kept in."""
+    making = manifest.model_dump(
+        include={"columns", "filter", "drop_empty", "deduplicate", "same_label"}
+    )
+    share = manifest.held_out.share if manifest.held_out else None
+    reader = manifest.source.model_dump().get("reader")
+    parts = {"making": making, "share": share, "reader": reader, "source": opened.identity}
+    return sha256({**parts, "code": _code()})[:32]
+
+
+def sha256(value: Any) -> str:
+    """The hash of a value that JSON can express."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+@lru_cache
+def _code() -> str:
+    return sha256([Path(module.__file__ or "").read_text() for module in _MAKERS])

@@ -1,0 +1,55 @@
+"""Pairs of texts that share a label, for sources that have labels but no pairs.
+
+The texts of a label, each counted once, stand in an order drawn by the seed. The positive of a text
+is the next one, and of the last the first: every text is one query and one positive, and never its
+own. A label that has one text makes no pair.
+"""
+
+import hashlib
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from itertools import groupby
+from operator import itemgetter
+
+from embedkit.data import cache
+
+
+def pairs(texts: Iterable[tuple[str, str]], seed: int) -> Iterator[tuple[str, str, str]]:
+    """Yield (text, positive, label) for each (text, label), label by label.
+
+    Texts lie on disk meanwhile, so memory does not grow with them.
+    """
+    folder = cache.scratch("labels")
+    try:
+        with closing(sqlite3.connect(folder / "texts.sqlite")) as database:
+            database.execute("pragma journal_mode = off")
+            database.execute("create table texts (label text, place integer, text text)")
+            rows = ((label, _place(text, seed), text) for text, label in texts)
+            database.executemany("insert into texts values (?, ?, ?)", rows)
+            database.execute("create index order_of_texts on texts (label, place)")
+            # Equal texts have equal places.
+            ordered = database.execute(
+                "select label, text from texts group by label, place order by label, place"
+            )
+            for label, found in groupby(ordered, key=itemgetter(0)):
+                for text, positive in _around(text for _, text in found):
+                    yield text, positive, label
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _around(texts: Iterator[str]) -> Iterator[tuple[str, str]]:
+    """Each text and the next, the last and the first."""
+    first = text = next(texts)
+    for following in texts:
+        yield text, following
+        text = following
+    if text != first:
+        yield text, first
+
+
+def _place(text: str, seed: int) -> int:
+    digest = hashlib.blake2b(text.encode(), key=str(seed).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
