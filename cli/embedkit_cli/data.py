@@ -118,9 +118,9 @@ def lock(names: ManifestNames = [], upgrade: Upgrade = False) -> None:
 
     every = names or [name for name, _ in shipped_tables()]
     found = [load_any_manifest(name).source for name in every]
-    ids = [source.id for source in found if isinstance(source, HubSource)]
-    elsewhere = dict.fromkeys(id_ for id_ in ids if not Path(id_).is_dir())
-    for id_, commit in hub_lock.update(hub_lock.default_path(), elsewhere, upgrade=upgrade).items():
+    open_ = [each.id for each in found if isinstance(each, HubSource) and not each.revision]
+    ids = dict.fromkeys(id_ for id_ in open_ if not Path(id_).is_dir())
+    for id_, commit in hub_lock.update(hub_lock.default_path(), ids, upgrade=upgrade).items():
         typer.echo(f"{commit}\t{id_}")
 
 

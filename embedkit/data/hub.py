@@ -104,7 +104,7 @@ def _refusal(at: Place, error: Exception) -> str:
     return (
         f"cannot open {at.path} at {at.revision[:8]} on the hub ({reason(error)}): fetch it where "
         "there is a network and copy $HF_HOME here (then HF_HUB_OFFLINE=1 spares the attempt), or "
-        'name local copies under kind = "files"'
+        f"put a copy into $EMBEDKIT_HUB/{at.path}"
     )
 
 

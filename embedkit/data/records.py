@@ -240,7 +240,7 @@ def _expect(rows: int, manifest: Manifest, opened: Opened) -> None:
     if opened.pinned:
         raise DataError(f"{found}: correct rows in the manifest if the new number is meant")
     if isinstance(manifest.source, HubSource):
-        warnings.warn(f"{found}, which is the number in another copy", stacklevel=3)
+        warnings.warn(f"{found}; the manifest pins no revision", stacklevel=3)
 
 
 def _write(folder: Path, name: str, parts: Iterable[Part], description: Description) -> None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hub_fixtures import FIXTURES, write_data_set
 
-from embedkit.data.manifest import HubSource, Manifest, load_manifest
+from embedkit.data.manifest import HubSource, Manifest, SameLabel, load_manifest
 from embedkit.data.records import Record, Records, open_manifest
 from embedkit.errors import DataError
 from embedkit.prompts import as_prefix
@@ -187,9 +187,15 @@ def test_a_positive_is_another_text_of_the_label(name: str, labels: int, tmp_pat
     assert any(first.label == second.label for first, second in pairwise(records))
 
 
+def test_another_seed_makes_other_pairs(tmp_path: Path) -> None:
+    first = opened("yahoo_clust", tmp_path).take(range(12))
+    manifest = load_manifest("yahoo_clust").model_copy(update={"same_label": SameLabel(seed=1)})
+    assert set(open_manifest(manifest).take(range(12))) != set(first)
+
+
 def test_a_stand_in_of_another_size_is_a_warning(tmp_path: Path) -> None:
     write_data_set(tmp_path / "hub", "sentence-transformers/npr")
-    with pytest.warns(UserWarning, match="npr: 12 rows, expected 594384"):
+    with pytest.warns(UserWarning, match="npr: 12 rows, expected 594384; the manifest pins no"):
         assert len(open_manifest(load_manifest("npr"))) == 12
 
 
