@@ -36,13 +36,13 @@ def place(source: HubSource) -> Place:
     """Find the source: as a folder, under ``$EMBEDKIT_HUB``, or at a commit on the hub.
 
     Raises:
-        DataError: the commit is asked of the hub, and it cannot be reached.
+        DataError: the commit is asked of the hub, and it cannot be reached; or ``$EMBEDKIT_HUB`` is
+            no folder.
     """
     if (folder := Path(source.id)).is_dir():
         return Place(str(folder), None, _state(folder), pinned=True)
-    mirror = os.environ.get("EMBEDKIT_HUB")
-    if mirror and (folder := Path(mirror).expanduser() / source.id).is_dir():
-        return Place(str(folder), None, _state(folder), pinned=False)
+    if mirrored := _mirror(source.id):
+        return Place(str(mirrored), None, _state(mirrored), pinned=False)
     revision = source.revision or hub_lock.locked(source.id)
     if revision is None:
         revision = hub_lock.newest(source.id)
@@ -52,6 +52,17 @@ def place(source: HubSource) -> Place:
             stacklevel=2,
         )
     return Place(source.id, revision, revision, pinned=source.revision is not None)
+
+
+def _mirror(id_: str) -> Path | None:
+    """The folder under ``$EMBEDKIT_HUB`` that stands for a data set, if there is one."""
+    root = os.environ.get("EMBEDKIT_HUB")
+    if not root:
+        return None
+    if not Path(root).expanduser().is_dir():
+        raise DataError(f"EMBEDKIT_HUB is {root}, which is no folder: correct or unset it")
+    folder = Path(root).expanduser() / id_
+    return folder if folder.is_dir() else None
 
 
 def parts(source: HubSource, at: Place, *, streaming: bool) -> Iterator[tuple[str, Iterable[Row]]]:

@@ -261,3 +261,8 @@ def test_an_id_that_names_no_row_is_empty(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 2: d\.text is empty: fill it in, or set drop_empty"):
         open_manifest(manifest)
     assert len(open_manifest(manifest.model_copy(update={"drop_empty": True}))) == 1
+
+
+def test_a_hub_folder_that_is_not_there_is_named() -> None:
+    with pytest.raises(DataError, match=r"npr: EMBEDKIT_HUB is .*/hub, which is no folder"):
+        open_manifest(load_manifest("npr"))
