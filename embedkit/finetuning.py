@@ -69,6 +69,8 @@ def prepare(
     recipe, chosen = precision.resolve(recipe, device)
     check_tasks(recipe.evaluation)
     check_trackers(recipe.logging.trackers)
+    # Before the data, which may be gigabytes to fetch.
+    hub.load_config(recipe.model)
     mixture = open_mixture(recipe, sources)
     check_held_out(recipe.evaluation, mixture.manifests)
     recipe = resolve_steps(recipe, mixture)

@@ -31,7 +31,8 @@ def finetune(
     """Fine-tune an embedding model, evaluating it as the recipe says. Under torchrun, on all ranks.
 
     Args:
-        recipe: a value, a name under ``recipes/``, or a path.
+        recipe: a value, a name under ``recipes/``, or a path; for another backbone than its own,
+            ``load_recipe(name, ["model=..."])``.
         output: the run's folder; by default ``runs/<recipe>``.
         sources: records by the names under which the recipe's mixture mentions them.
         resume: continue the newest whole checkpoint in ``output``.

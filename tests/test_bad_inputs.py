@@ -160,6 +160,22 @@ BAD = {
         ("no/such-model: cannot be loaded: ", "Pass a folder with config.json"),
         overrides=("model=no/such-model",),
     ),
+    "no_hub_for_the_model": Bad(
+        (
+            "chandar-lab/NeoBERT: cannot be loaded: ",
+            "--backbone starter",
+            "a folder with ",
+            "HF_HOME",
+        ),
+        words=("finetune", "--recipe", "unified", "--output", "run"),
+    ),
+    "no_hub_for_the_data": Bad(
+        ("agnews: cannot ask the hub ", "data lock", "$EMBEDKIT_HUB/sh0416/ag_news"),
+        words=("finetune", "--recipe", "unified", "--output", "run", "--backbone", "model"),
+    ),
+    "backbone_missing": Bad(
+        ("./nowhere: no such folder",), words=(*FINETUNE, "--backbone", "./nowhere")
+    ),
     "model_without_weights": Bad(
         ("model: cannot be loaded: ", "model.safetensors"),
         prepare=lambda folder: without(folder, "model.safetensors"),

@@ -14,9 +14,10 @@ from embedkit.data.manifest import (
     load_manifest,
     shipped_manifests,
 )
+from embedkit.prompts import as_prefix
 from embedkit.recipe import Recipe, load_any_recipe, load_recipe
 from embedkit.runs import finetune
-from embedkit.toml import shipped, validated
+from embedkit.toml import differences, shipped, validated
 
 RECIPES = sorted(
     str(path.relative_to(shipped("recipes")).with_suffix(""))
@@ -43,6 +44,26 @@ def test_a_manifest_is_valid_pinned_and_licensed(name: str) -> None:
     assert manifest.rows or isinstance(manifest.source, HubSource)
     if isinstance(manifest.source, FilesSource):
         assert all(file.sha256 for file in manifest.source.files)
+
+
+def test_the_open_recipe_is_the_unified_one_over_other_sources() -> None:
+    unified, over_files = load_recipe("unified"), load_recipe("unified-open")
+    changed = differences(unified.model_dump(mode="json"), over_files.model_dump(mode="json"))
+    assert {line.partition(":")[0] for line in changed} == {"data.mix", "evaluation.task_dirs"}
+    assert len(unified.data.mix) == 22
+    kinds = {load_manifest(mix.manifest).source.kind for mix in unified.data.mix}
+    assert kinds == {"hub"}
+    assert (unified.data.alpha, unified.objective.temperature, unified.steps) == (0.5, 0.07, 2000)
+
+
+@pytest.mark.parametrize("name", [mix.manifest for mix in load_recipe("unified-open").data.mix])
+def test_an_open_source_can_fill_a_batch_and_has_an_instruction(name: str) -> None:
+    manifest = load_manifest(name)
+    assert manifest.rows
+    # A batch sixteen times the recipe's must be possible without a change of manifests.
+    assert manifest.rows >= (manifest.batch_size or 16 * 256)
+    assert manifest.prompts.query == manifest.prompts.document
+    assert as_prefix(manifest.prompts.query.removesuffix(": ")) == manifest.prompts.query
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The ``embedkit`` command: parses words, calls ``embedkit.runs``, decides nothing itself."""
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -34,8 +35,14 @@ Overrides = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Override one value, e.g. optim.lr=3e-5."),
 ]
-
-
+Backbone = Annotated[
+    str | None,
+    typer.Option(
+        "--backbone",
+        metavar="MODEL",
+        help="Train this encoder instead of the recipe's: a folder, a hub id, or starter.",
+    ),
+]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Continue the newest checkpoint in the output.")
 ]
@@ -72,6 +79,7 @@ def pretrain(
 def finetune(
     recipe: RecipeName,
     output: Output = None,
+    backbone: Backbone = None,
     overrides: Overrides = [],
     resume: Resume = False,
     overwrite: Overwrite = False,
@@ -81,9 +89,11 @@ def finetune(
     from embedkit import runs
     from embedkit.recipe import load_recipe
 
+    # Quoted, since the value of an override is TOML.
+    model = [f"model={json.dumps(backbone)}"] if backbone else []
     with _told_when_interrupted():
         runs.finetune(
-            load_recipe(recipe, overrides),
+            load_recipe(recipe, [*overrides, *model]),
             output or runs.default_output(recipe),
             resume=resume,
             overwrite=overwrite,

@@ -47,7 +47,7 @@ def resolve(model: str) -> str:
         if Path(path).exists() and not Path(path).is_dir():
             raise UserError(f"{model}: is a file; pass the folder that holds config.json")
         # The id of a model on the hub has one slash at most.
-        if not Path(path).exists() and (path.startswith(("/", ".")) or path.count("/") > 1):
+        if not Path(path).exists() and (model.startswith(("/", ".", "~")) or path.count("/") > 1):
             raise UserError(f"{model}: no such folder")
         return path
     distribution, _, inside = model.removeprefix("package:").partition("/")
@@ -247,5 +247,6 @@ def _load(kind: Any, path: str, model: str, **options: Any) -> Any:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"{model}: cannot be loaded: {first.rstrip('.')}. Pass a folder with config.json and "
-            "model.safetensors, the id of a model on the hub, or starter"
+            "model.safetensors, the id of a model on the hub, or starter (embedkit finetune "
+            "--backbone starter); offline, copy $HF_HOME from where the hub can be reached"
         ) from None

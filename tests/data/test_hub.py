@@ -117,7 +117,7 @@ def used(manifest: Manifest) -> set[str]:
 def test_every_row_of_table_7_has_its_instruction_word_for_word() -> None:
     for name, instruction in INSTRUCTIONS.items():
         prompts = load_manifest(name).prompts
-        assert (prompts.query, prompts.document) == (as_prefix(instruction), "")
+        assert (prompts.query, prompts.document) == (as_prefix(instruction),) * 2
 
 
 def test_every_stand_in_is_of_a_manifest() -> None:
