@@ -16,7 +16,11 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils.import_utils import is_flash_attn_2_available
+from transformers.utils.import_utils import (
+    is_flash_attn_2_available,
+    is_protobuf_available,
+    is_sentencepiece_available,
+)
 
 from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone, NeoBERTBackbone, absolute_positions
@@ -25,6 +29,7 @@ from embedkit.models.eurobert import ORIGIN, from_eurobert
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
 from embedkit.models.neobert.encoder import NeoBERTPreTrainedModel
 from embedkit.models.neobert.keys import PINNED, load_pretrained
+from embedkit.models.pickled import refuse_pickle
 from embedkit.models.quiet import no_bars
 from embedkit.models.stored import read_stored
 from embedkit.recipe import Embedder as EmbedderSection
@@ -143,7 +148,18 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     encoder = resolve(model)
     if not (Path(encoder) / "tokenizer_config.json").is_file():
         encoder = read_stored(encoder).encoder
-    tokenizer = cast(PreTrainedTokenizerBase, _load(AutoTokenizer, encoder, model))
+    try:
+        tokenizer = cast(PreTrainedTokenizerBase, _load(AutoTokenizer, encoder, model))
+    except UserError as error:
+        # What transformers says then is that tiktoken is missing.
+        if "tiktoken" not in str(error) or (
+            is_sentencepiece_available() and is_protobuf_available()
+        ):
+            raise
+        raise UserError(
+            f"{model}: its tokenizer needs sentencepiece and protobuf: "
+            'pip install "embedkit-neobert[deberta]"'
+        ) from None
     # Without its files, transformers makes a tokenizer to which every word is unknown.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise UserError(f"{model}: has no vocabulary; add its tokenizer.json to the folder")
@@ -218,6 +234,7 @@ def _load_whole(kind: Any, encoder: str, model: str, attention: str | None) -> A
             model,
             dtype=torch.float32,
             attn_implementation=attention,
+            use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
@@ -242,8 +259,10 @@ def _load(kind: Any, path: str, model: str, **options: Any) -> Any:
         options["revision"] = PINNED[path]
     try:
         with no_bars():
-            return kind.from_pretrained(path, **options)
+            return kind.from_pretrained(path, trust_remote_code=False, **options)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        if options.get("use_safetensors"):
+            refuse_pickle(path)
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"{model}: cannot be loaded: {first.rstrip('.')}. Pass a folder with config.json and "

@@ -21,6 +21,7 @@ from embedkit.errors import UserError
 from embedkit.models.neobert.config import NeoBERTConfig
 from embedkit.models.neobert.encoder import NeoBERTModel, NeoBERTPreTrainedModel
 from embedkit.models.neobert.heads import NeoBERTForMaskedLM
+from embedkit.models.pickled import refuse_pickle
 
 PINNED = {"chandar-lab/NeoBERT": "5424c8efeea6491b151d62dee55a752165407430"}
 """The revision of a hub id that is taken where none is asked for."""
@@ -169,6 +170,7 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     for name in names:
         path = folder / name
         if not path.is_file():
+            refuse_pickle(str(folder))
             raise UserError(f"{folder}: holds no {name}; pass a folder with all of its weights")
         try:
             weights |= load_file(path)
