@@ -194,6 +194,8 @@ class Architecture(Section):
     yarn_factor: float | None = Field(default=None, gt=1)
     """Stretch RoPE to that many times ``max_position_embeddings`` (YaRN)."""
     max_position_embeddings: PositiveInt = 4096
+    embedding_init_range: PositiveFloat = 0.02
+    """Embeddings begin uniform in plus and minus that, as all other matrices in 0.02."""
     gradient_checkpointing: bool = False
 
 
