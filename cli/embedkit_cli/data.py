@@ -1,5 +1,6 @@
 """``embedkit data``: look at sources, verify them, tokenize text, write held-out tasks."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,8 +9,11 @@ import typer
 from embedkit.errors import UserError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from embedkit.data.manifest import Manifest
     from embedkit.data.text_manifest import TextManifest
+    from embedkit.recipe import Recipe
 
 app = typer.Typer(no_args_is_help=True, help="Sources of training text.")
 
@@ -30,7 +34,7 @@ Verified = Annotated[
 ]
 TextRecipe = Annotated[
     str | None,
-    typer.Option("--recipe", help="Of pretraining: all of its sources, with its tokenizer."),
+    typer.Option("--recipe", help="All of its sources, with its tokenizer or --tokenizer."),
 ]
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A name under recipes/, without .toml, or a path.")
@@ -58,14 +62,10 @@ def show(name: ManifestName, model: Model = "starter") -> None:
     manifest = load_any_manifest(name)
     tokenizer = load_tokenizer(model)
 
-    def tokenize(texts: list[str]) -> list[int]:
-        ids = tokenizer(texts, truncation=False, padding=False, verbose=False)["input_ids"]
-        return [len(each) for each in ids]
-
     if isinstance(manifest, Manifest):
-        tables = data_tables.of_pairs(manifest, tokenize, model)
+        tables = data_tables.of_pairs(manifest, partial(_counted_tokens, tokenizer), model)
     else:
-        tables = data_tables.of_text(manifest, tokenize, model)
+        tables = data_tables.of_text(manifest, partial(_counted_tokens, tokenizer), model)
     console = Console()
     for table in tables:
         console.print(table)
@@ -85,20 +85,27 @@ def check(names: ManifestNames = [], tokenizer: Verified = None) -> None:
 
 @app.command()
 def prepare(names: TextNames = [], tokenizer: Tokenizer = None, recipe: TextRecipe = None) -> None:
-    """Tokenize sources of text for pretraining. What is there already is only opened."""
+    """Tokenize sources of text for pretraining, or fetch and verify the pairs of a recipe.
+
+    What is there already is only opened.
+    """
     from rich.console import Console
 
     from embedkit.data.texts import Texts
     from embedkit.data.tokenized import prepare as tokenize
     from embedkit.data.vocabulary import Vocabulary
     from embedkit.models.hub import load_tokenizer
-    from embedkit.recipe import load_pretrain_recipe
+    from embedkit.recipe import Recipe, load_any_recipe
     from embedkit.text_mixture import texts_of
     from embedkit_cli import data_tables
 
-    if recipe and not names and not tokenizer:
-        resolved = load_pretrain_recipe(recipe)
-        tokenizer, texts = resolved.model.tokenizer, list(texts_of(resolved).values())
+    if recipe and not names:
+        resolved = load_any_recipe(recipe)
+        if isinstance(resolved, Recipe):
+            _prepare_pairs(resolved, tokenizer or resolved.model)
+            return
+        tokenizer = tokenizer or resolved.model.tokenizer
+        texts = list(texts_of(resolved).values())
     elif names and tokenizer and not recipe:
         texts = [Texts.from_manifest(name) for name in names]
     else:
@@ -136,6 +143,38 @@ def tasks(recipe: RecipeName, output: Output, max_documents: MaxDocuments = None
     limit = max_documents or resolved.evaluation.max_documents
     for folder in write_tasks(manifests, output, limit):
         typer.echo(folder)
+
+
+def _prepare_pairs(recipe: "Recipe", model: str) -> None:
+    """Open every source, which fetches, verifies and caches it, and say what training reads."""
+    import warnings
+
+    from rich.console import Console
+
+    from embedkit.data.manifest import load_manifest
+    from embedkit.data.records import open_manifest
+    from embedkit.mixture import open_mixture, resolve_steps
+    from embedkit.models.hub import load_tokenizer
+    from embedkit_cli import data_tables
+
+    # Before the data, which may be gigabytes to fetch.
+    tokenizer = load_tokenizer(model)
+    for number, mix in enumerate(recipe.data.mix, start=1):
+        rows = len(open_manifest(load_manifest(mix.manifest)))
+        typer.echo(f"{number}/{len(recipe.data.mix)}\t{mix.manifest}\t{rows} rows", err=True)
+    with warnings.catch_warnings():
+        # Each was heard a moment ago.
+        warnings.simplefilter("ignore", UserWarning)
+        mixture = open_mixture(recipe)
+    resolved = resolve_steps(recipe, mixture)
+
+    count = partial(_counted_tokens, tokenizer)
+    Console().print(data_tables.of_mixture(mixture, resolved, count, model))
+
+
+def _counted_tokens(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> list[int]:
+    ids = tokenizer(texts, truncation=False, padding=False, verbose=False)["input_ids"]
+    return [len(each) for each in ids]
 
 
 def _check(name: str, tokenizer: str | None) -> bool:

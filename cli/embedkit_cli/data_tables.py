@@ -7,12 +7,14 @@ from rich.table import Table
 from rich.text import Text
 
 from embedkit.data.documents import Document
-from embedkit.data.lengths import QUANTILES, quantiles, stored_lengths, token_lengths
+from embedkit.data.lengths import QUANTILES, SAMPLE, quantiles, stored_lengths, token_lengths
 from embedkit.data.manifest import Manifest
 from embedkit.data.records import Record, Records, open_manifest
 from embedkit.data.text_manifest import TextManifest
 from embedkit.data.texts import Texts
 from embedkit.data.tokenized import Tokenized
+from embedkit.mixture import Mixture
+from embedkit.recipe import Recipe
 
 Tokenize = Callable[[list[str]], Sequence[int]]
 """Texts to their lengths in tokens."""
@@ -58,6 +60,42 @@ def of_token_ids(sources: Sequence[Tokenized], framing: int, model: str) -> Tabl
         rows.append((source.name, *sizes, *(f"{lengths[each]:,}" for each in _STORED)))
     heads = ["source", "documents", "tokens", "held out", "median", "95 %", "longest"]
     return _table(heads, rows, title=f"token ids by {model}, and lengths of documents")
+
+
+def of_mixture(mixture: Mixture, recipe: Recipe, tokenize: Tokenize, model: str) -> Table:
+    """What a fine-tuning recipe reads: how much, how often, and how long it is.
+
+    ``recipe`` has its steps resolved.
+    """
+    assert recipe.steps is not None
+    data, rows = recipe.data, []
+    for records, source, share in zip(
+        mixture.records, mixture.sources, mixture.shares, strict=True
+    ):
+        batches = share * recipe.steps * recipe.optim.accumulation
+        lengths = token_lengths(records, tokenize)
+        cut = lengths.truncated(
+            records.max_query_tokens or data.max_query_tokens,
+            records.max_document_tokens or data.max_document_tokens,
+        )
+        found = [dict(zip(QUANTILES, each, strict=True)) for each in lengths.quantiles.values()]
+        rows.append(
+            (
+                source.name,
+                f"{source.rows:,}",
+                records.license or "not stated",
+                f"{share:.1%}",
+                f"{batches * source.batch_size / source.rows:.2f}",
+                *(" ".join(str(each[quantile]) for quantile in _STORED) for each in found[:2]),
+                f"{cut:.1%}",
+            )
+        )
+    heads = ["source", "rows", "licence", "steps", "passes", "query", "positive", "cut"]
+    title = (
+        f"{recipe.steps:,} steps; tokens by {model} of {SAMPLE:,} rows at most: "
+        "median, 95 %, longest"
+    )
+    return _table(heads, rows, title=title)
 
 
 def _pair_facts(manifest: Manifest, records: Records) -> Table:

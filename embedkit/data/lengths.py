@@ -10,7 +10,8 @@ from embedkit.data.token_store import TokenStore
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
-_SAMPLE = 2000
+SAMPLE = 2000
+"""Rows that are measured of a source, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +20,26 @@ class Lengths:
 
     rows: int
     """The rows that were read, spread evenly over the source."""
-    quantiles: Mapping[str, tuple[int, ...]]
-    """By role, at ``QUANTILES``; without ``negatives`` where there are none."""
+    by_role: Mapping[str, Sequence[int]]
+    """Of query, positive and negatives; without ``negatives`` where there are none."""
+
+    @property
+    def quantiles(self) -> dict[str, tuple[int, ...]]:
+        """By role, at ``QUANTILES``."""
+        return {role: quantiles(lengths) for role, lengths in self.by_role.items()}
+
+    def truncated(self, query_limit: int, document_limit: int) -> float:
+        """The share of texts that are longer than their limit."""
+        limits = {role: query_limit if role == "query" else document_limit for role in self.by_role}
+        cut = sum(
+            int((np.asarray(self.by_role[role]) > limit).sum()) for role, limit in limits.items()
+        )
+        return cut / sum(map(len, self.by_role.values()))
 
 
 def token_lengths(records: Records, tokenize: Callable[[list[str]], Sequence[int]]) -> Lengths:
     """Measure a sample of ``records``; ``tokenize`` gives the length of each text."""
-    size = min(len(records), _SAMPLE)
+    size = min(len(records), SAMPLE)
     sample = records.take(np.linspace(0, len(records) - 1, size).astype(np.int64))
     query, document = records.prompts.query, records.prompts.document
     texts = {
@@ -33,8 +47,7 @@ def token_lengths(records: Records, tokenize: Callable[[list[str]], Sequence[int
         "positive": [document + record.positive for record in sample],
         "negatives": [document + text for record in sample for text in record.negatives],
     }
-    found = {role: quantiles(tokenize(each)) for role, each in texts.items() if each}
-    return Lengths(size, found)
+    return Lengths(size, {role: tokenize(each) for role, each in texts.items() if each})
 
 
 def stored_lengths(store: TokenStore, framing: int) -> tuple[int, ...]:
