@@ -73,7 +73,7 @@ def test_a_recipe_and_the_config_have_the_same_defaults() -> None:
     config = NeoBERTConfig()
     shared = {name: value for name, value in architecture.items() if hasattr(config, name)}
     del shared["vocab_size"]
-    assert len(shared) == 9
+    assert len(shared) == 10
     assert shared == {name: getattr(config, name) for name in shared}
 
 
