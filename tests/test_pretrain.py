@@ -106,7 +106,7 @@ def check_equal(found: Path, expected: Path) -> None:
 
 
 @pytest.mark.parametrize("shard", ["shard=false", "shard=true"])
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_give_the_losses_of_one(
     world_size: int, shard: str, recipe: str, alone: Path, tmp_path: Path
 ) -> None:
@@ -148,6 +148,7 @@ def check_resume(recipe: str, overrides: tuple[str, ...], folder: Path) -> None:
         assert held_out(broken) == held_out(whole)
 
 
+@pytest.mark.slow
 def test_a_run_of_two_ranks_goes_on_on_four_with_the_same_batches(
     recipe: str, alone: Path, tmp_path: Path
 ) -> None:

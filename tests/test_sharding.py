@@ -70,6 +70,7 @@ def check_steps(norms: list[float], weights: dict[str, Tensor]) -> None:
         torch.testing.assert_close(whole, weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("saved_on", "shard"), [(2, True), (4, True), (2, False)])
 def test_a_checkpoint_of_any_ranks_goes_on_anywhere(
     saved_on: int, shard: bool, tmp_path: Path
