@@ -70,7 +70,7 @@ def embedkit_step(
     """One forward and backward; the mean loss."""
     loss, _ = model(batch, positions, targets)
     (loss / len(positions)).backward()
-    return float(loss) / len(positions)
+    return loss.item() / len(positions)
 
 
 def peer_step(
@@ -88,7 +88,7 @@ def peer_step(
     with torch.autocast(ids.device.type, dtype=autocast, enabled=autocast is not None):
         loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
     loss.backward()
-    return float(loss)
+    return loss.item()
 
 
 def models(
@@ -105,6 +105,9 @@ def models(
         num_attention_heads=12,
         num_key_value_heads=12,
         max_position_embeddings=4096,
+        pad_token_id=0,
+        bos_token_id=101,
+        eos_token_id=102,
     )
     peer = EuroBertForMaskedLM(config)
     nn.Module.to(peer, device)

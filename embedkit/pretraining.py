@@ -22,7 +22,7 @@ from embedkit.models.export import whole_folder
 from embedkit.models.language_model import LanguageModel
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM
 from embedkit.models.neobert.keys import load_pretrained
-from embedkit.models.quiet import no_bars
+from embedkit.models.quiet import quietly
 from embedkit.objectives.masked_lm import MaskedLMObjective
 from embedkit.recipe import Architecture, PretrainRecipe
 from embedkit.run_folder import RunFolder
@@ -60,7 +60,7 @@ class Pretraining:
         measuring.after()
 
     def _export(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        with whole_folder(folder) as aside, no_bars():
+        with whole_folder(folder) as aside, quietly():
             self.model.network.save_pretrained(aside, state_dict=dict(weights))
             self.tokenizer.save_pretrained(aside)
         self.console.print(f"model: {folder}", highlight=False, markup=False, soft_wrap=True)

@@ -17,7 +17,7 @@ from embedkit.models.eurobert import obstacle, to_eurobert
 from embedkit.models.neobert import NeoBERTModel
 from embedkit.models.neobert.keys import save_hub_layout
 from embedkit.models.onnx import check_installed, write_onnx
-from embedkit.models.quiet import no_bars
+from embedkit.models.quiet import quietly
 from embedkit.tokenization import Tokenize
 
 TARGETS = ("eurobert", "neobert", "onnx")
@@ -81,7 +81,7 @@ def write_model(embedder: Embedder, folder: Path, *, card: str = "") -> None:
     network = embedder.backbone.model
     with whole_folder(folder) as aside:
         if not isinstance(network, NeoBERTModel):
-            with no_bars():
+            with quietly():
                 network.save_pretrained(aside)
         elif reason := obstacle(network.config):
             warnings.warn(
@@ -118,7 +118,7 @@ def _write_eurobert(network: NeoBERTModel, embedder: Embedder, folder: Path) -> 
         tokenizer.cls_token_id,
         tokenizer.sep_token_id,
     )
-    with no_bars():
+    with quietly():
         twin.save_pretrained(folder)
 
 

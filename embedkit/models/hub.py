@@ -30,7 +30,7 @@ from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTMo
 from embedkit.models.neobert.encoder import NeoBERTPreTrainedModel
 from embedkit.models.neobert.keys import PINNED, load_pretrained
 from embedkit.models.pickled import refuse_pickle
-from embedkit.models.quiet import no_bars
+from embedkit.models.quiet import quietly
 from embedkit.models.stored import read_stored
 from embedkit.recipe import Embedder as EmbedderSection
 from embedkit.tokenization import Tokenize
@@ -258,7 +258,7 @@ def _load(kind: Any, path: str, model: str, **options: Any) -> Any:
     if path in PINNED:
         options["revision"] = PINNED[path]
     try:
-        with no_bars():
+        with quietly():
             return kind.from_pretrained(path, trust_remote_code=False, **options)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         if options.get("use_safetensors"):

@@ -1,4 +1,4 @@
-"""Keeping transformers from drawing over our own progress."""
+"""Keeping transformers from drawing and reporting over our own progress and errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +7,14 @@ from transformers.utils import logging
 
 
 @contextmanager
-def no_bars() -> Iterator[None]:
-    """No bars of transformers while the block runs."""
-    shown = logging.is_progress_bar_enabled()
+def quietly() -> Iterator[None]:
+    """No bars, and no reports of loading, whose mistakes embedkit tells itself."""
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
