@@ -218,7 +218,8 @@ class TextData(Section):
     packing: Literal["none", "exact", "crossing"] = "none"
     """``none``: a row is the beginning of one document (paper, section 3.2). ``exact``: a row is
     as many documents as fit, side by side, each attending to itself; what is cut off a long one
-    makes further rows. ``crossing``: as ``exact``, but the row is one sequence (M6)."""
+    makes further rows. ``crossing``: the next tokens of all documents in a chain, as one
+    sequence (M6)."""
     batch_tokens: PositiveInt
     """Tokens of a step over all ranks: ``batch_tokens // max_tokens`` rows."""
     draw_rows: PositiveInt

@@ -84,7 +84,7 @@ def file_sha256(path: Path) -> str:
         if known[:3] == state:
             return str(known[3])
     except (OSError, ValueError):
-        pass
+        pass  # A note that is missing or half written costs one more reading of the file.
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
