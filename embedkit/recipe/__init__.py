@@ -1,0 +1,36 @@
+"""The recipe of a run: one typed, frozen, closed value, read from TOML."""
+
+from embedkit.recipe.finetuning import Contrastive, Data, Embedder, Evaluation, Mix, Recipe
+from embedkit.recipe.loading import load_any_recipe, load_pretrain_recipe, load_recipe
+from embedkit.recipe.pretraining import (
+    Architecture,
+    HeldOutLoss,
+    MaskedLM,
+    PretrainRecipe,
+    Text,
+    TextData,
+)
+from embedkit.recipe.training import Checkpoints, Logging, Optim, RecipeT, Training
+
+__all__ = [
+    "Architecture",
+    "Checkpoints",
+    "Contrastive",
+    "Data",
+    "Embedder",
+    "Evaluation",
+    "HeldOutLoss",
+    "Logging",
+    "MaskedLM",
+    "Mix",
+    "Optim",
+    "PretrainRecipe",
+    "Recipe",
+    "RecipeT",
+    "Text",
+    "TextData",
+    "Training",
+    "load_any_recipe",
+    "load_pretrain_recipe",
+    "load_recipe",
+]

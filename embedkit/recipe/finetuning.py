@@ -1,0 +1,119 @@
+"""The recipe of a fine-tuning run on pairs."""
+
+from typing import Any, Literal, Self
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from embedkit.recipe.training import Training
+from embedkit.toml import Section
+
+
+class Embedder(Section):
+    pooling: Literal["mean", "cls"] | None = None
+    """``None`` takes what the model folder says, and the mean where it says nothing."""
+    include_prompt: bool | None = None
+    """Whether the prompt's tokens take part in the pooling. ``None`` takes what the model folder
+    says, and yes where it says nothing."""
+    attention: Literal["sdpa", "eager", "flash_attention_2"] | None = None
+    """``None`` takes flash-attn on CUDA under bf16 where it is installed, else transformers' own
+    choice. On CPUs ``eager`` is the faster one up to a few hundred tokens."""
+
+
+class Mix(Section):
+    manifest: str
+    """A name under ``data_manifests/`` without ``.toml``, a path, or a key of ``sources=``."""
+    weight: PositiveFloat | None = None
+    """Share of the steps before normalisation. Set for every source of a mixture or for none."""
+
+
+class Data(Section):
+    batch_size: PositiveInt
+    """Pairs a batch, over all ranks. A manifest may set its own."""
+    mix: tuple[Mix, ...] = Field(min_length=1, strict=False)
+    alpha: NonNegativeFloat = 0.5
+    """Sources are drawn with probability ~ rows ** alpha (paper, appendix D.2)."""
+    max_query_tokens: int = Field(default=512, ge=3)
+    """Special tokens included, as in ``max_document_tokens``."""
+    max_document_tokens: int = Field(default=512, ge=3)
+    workers: NonNegativeInt = 1
+    """Processes that tokenize ahead. 0 tokenizes in the training process."""
+
+    @model_validator(mode="after")
+    def _weights_for_all_or_none(self) -> Self:
+        given = [mix.weight is not None for mix in self.mix]
+        if any(given) and not all(given):
+            missing = [mix.manifest for mix in self.mix if mix.weight is None]
+            raise ValueError(
+                f"weight is missing for {', '.join(missing)}: give every source one, or none"
+            )
+        names = [mix.manifest for mix in self.mix]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"{', '.join(repeated)} stands more than once in the mixture")
+        return self
+
+
+class Contrastive(Section):
+    kind: Literal["contrastive"] = "contrastive"
+    temperature: PositiveFloat = 0.07
+    symmetric: bool = False
+    """Also score each positive against all queries, and take the mean of the two directions."""
+    cross_device: bool = True
+    """Score each query against the documents of every rank, not only its own."""
+    chunk_tokens: PositiveInt | None = None
+    """Tokens encoded at a time under gradient caching. ``None`` turns gradient caching off."""
+
+
+class Evaluation(Section):
+    held_out: bool = False
+    """Evaluate on the concepts that the mixture's manifests hold out."""
+    task_dirs: tuple[str, ...] = Field(default=(), strict=False)
+    """Folders of task folders; may start with ``$EMBEDKIT_DATA``."""
+    tasks: tuple[str, ...] = Field(default=(), strict=False)
+    """Names of tasks that mteb knows."""
+    max_documents: PositiveInt | None = None
+    """Cut the corpus of each held-out task."""
+    before: bool = True
+    """Evaluate the backbone too, before the first step."""
+    every: PositiveInt | None = None
+    """Steps between two evaluations on the way. ``None`` evaluates at the end only."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return self.held_out or bool(self.task_dirs) or bool(self.tasks)
+
+
+class Recipe(Training):
+    """Contrastive fine-tuning of an encoder on pairs."""
+
+    epochs: PositiveFloat | None = None
+    """Passes over the mixture, resolved to steps. Give exactly one of ``steps`` and ``epochs``."""
+    model: str
+    """A hub id, a folder, ``package:<distribution>/<path>``, or ``starter``."""
+    embedder: Embedder = Embedder()
+    data: Data
+    objective: Contrastive = Contrastive()
+    evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _replicated(cls, tables: Any) -> Any:
+        if isinstance(tables, dict) and tables.get("shard"):
+            raise ValueError(
+                "shard: contrastive training runs replicated, since every rank needs the whole "
+                "model for its share of a batch; leave it out"
+            )
+        return tables
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give exactly one of steps and epochs")
+        return self

@@ -1,0 +1,41 @@
+"""Reading a recipe from TOML."""
+
+from collections.abc import Sequence
+
+from embedkit.errors import UserError
+from embedkit.recipe.finetuning import Recipe
+from embedkit.recipe.pretraining import PretrainRecipe
+from embedkit.recipe.training import RecipeT, Training
+from embedkit.toml import find, override, read_toml, validated
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a fine-tuning recipe and apply ``dotted.key=value`` overrides.
+
+    Raises:
+        UserError: there is no such recipe, it is wrong somewhere, or it is one for pretraining.
+    """
+    return _checked(load_any_recipe(name, overrides), Recipe, name)
+
+
+def load_pretrain_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRecipe:
+    """Read a pretraining recipe; otherwise as ``load_recipe``."""
+    return _checked(load_any_recipe(name, overrides), PretrainRecipe, name)
+
+
+def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | PretrainRecipe:
+    """Read a recipe of whatever kind its ``objective`` says."""
+    path = find("recipes", name)
+    tables = override(read_toml(path), overrides)
+    objective = tables.get("objective")
+    kind = objective.get("kind") if isinstance(objective, dict) else None
+    if kind == "masked_lm":
+        return validated(PretrainRecipe, tables, name)
+    return validated(Recipe, tables, name)
+
+
+def _checked(recipe: Training, kind: type[RecipeT], name: str) -> RecipeT:
+    if isinstance(recipe, kind):
+        return recipe
+    command = "finetune" if isinstance(recipe, Recipe) else "pretrain"
+    raise UserError(f"{name}: is a recipe for embedkit {command}")
