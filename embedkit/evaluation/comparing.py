@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from pydantic import Field
 
 from embedkit import keyed
 from embedkit.errors import UserError
@@ -61,7 +60,7 @@ class Comparison:
 class _Published(Section):
     name: str
     average: float
-    types: dict[str, float] = Field(default_factory=dict)
+    types: dict[str, float]
 
 
 class _Table(Section):
