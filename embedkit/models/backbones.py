@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from embedkit.models.contextual.prefix import Prefix, prefixed_inputs
 from embedkit.models.neobert import NeoBERTModel
 from embedkit.tokens import TokenBatch
 
@@ -31,20 +32,25 @@ class Backbone(nn.Module):
     def width(self) -> int:
         return int(self.model.config.hidden_size)
 
-    def forward(self, tokens: TokenBatch) -> Tensor:
+    def forward(self, tokens: TokenBatch, prefix: Prefix | None = None) -> Tensor:
+        """The states of ``tokens``, read behind ``prefix`` where there is one."""
         device = tokens.ids.device
+        lengths = tokens.lengths + (prefix.length if prefix else 0)
         states, places = [], []
-        for rows in padding_plan(tokens.lengths, _CHUNK_COST.get(device.type, 512)):
+        for rows in padding_plan(lengths, _CHUNK_COST.get(device.type, 512)):
             chunk = tokens.select(rows)
-            states.append(self._padded_forward(chunk))
+            states.append(self._padded_forward(chunk, prefix and prefix.select(rows)))
             places.append(tokens.positions(rows))
         back = torch.cat(places).argsort().to(device)
         return torch.cat(states)[back]
 
-    def _padded_forward(self, chunk: TokenBatch) -> Tensor:
+    def _padded_forward(self, chunk: TokenBatch, prefix: Prefix | None) -> Tensor:
         input_ids, mask = chunk.padded(self._pad_id)
-        output: Any = self.model(input_ids=input_ids, attention_mask=mask)
-        hidden: Tensor = output.last_hidden_state
+        inputs = {"input_ids": input_ids, "attention_mask": mask}
+        if prefix is not None:
+            inputs = prefixed_inputs(self.model, input_ids, mask, prefix)
+        output: Any = self.model(**inputs)
+        hidden: Tensor = output.last_hidden_state[:, -input_ids.shape[1] :]
         kept = _real_positions(chunk.lengths, input_ids.shape[1]).to(hidden.device)
         return hidden.reshape(-1, hidden.shape[-1])[kept]
 
@@ -63,8 +69,24 @@ class NeoBERTBackbone(nn.Module):
     def width(self) -> int:
         return self.model.config.hidden_size
 
-    def forward(self, tokens: TokenBatch) -> Tensor:
-        return self.model.encode_tokens(tokens)
+    def forward(self, tokens: TokenBatch, prefix: Prefix | None = None) -> Tensor:
+        """The states of ``tokens``, read behind ``prefix`` where there is one."""
+        if prefix is None:
+            return self.model.encode_tokens(tokens)
+        rows = torch.arange(len(tokens)).repeat_interleave(tokens.lengths)
+        # Each sequence is its share of the prefix, then its tokens.
+        text = torch.arange(tokens.num_tokens) + prefix.length * (rows + 1)
+        is_text = torch.zeros(tokens.num_tokens + len(tokens) * prefix.length, dtype=torch.bool)
+        is_text[text] = True
+        order = torch.cat([(~is_text).nonzero().squeeze(1), text]).argsort()
+        within = torch.arange(tokens.num_tokens) - tokens.offsets[rows]
+        positions = torch.cat([prefix.positions.repeat(len(tokens)), prefix.text_start + within])
+        words = self.model.encoder(tokens.ids)
+        embeddings = torch.cat([prefix.vectors.flatten(0, 1).to(words.dtype), words])
+        states = self.model.encode_embeddings(
+            embeddings[order.to(words.device)], tokens.lengths + prefix.length, positions[order]
+        )
+        return states[text.to(words.device)]
 
 
 def absolute_positions(model: nn.Module) -> int | None:

@@ -124,6 +124,14 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         states: Tensor = self(tokens=tokens).last_hidden_state
         return states
 
+    def encode_embeddings(self, embeddings: Tensor, lengths: Tensor, positions: Tensor) -> Tensor:
+        """The hidden states of sequences side by side that need not be made of tokens.
+
+        Shapes: T vectors ``(T, D)``; ``lengths`` ``(B,)`` and ``positions`` ``(T,)``, both on the
+        CPU -> ``(T, D)``.
+        """
+        return self._states(embeddings, lengths, positions, keep=False)[-1]
+
     def forward(
         self,
         input_ids: Tensor | None = None,

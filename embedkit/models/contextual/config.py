@@ -1,0 +1,69 @@
+"""``ContextualConfig``: the shape of a two-stage model, ours and the published ones."""
+
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from embedkit.toml import Section
+
+
+class ContextualConfig(Section):
+    """How the second encoder reads what the first one made of the context documents.
+
+    The defaults add nothing untrained between two pretrained encoders but a norm and a null vector.
+    The released checkpoints of Morris and Rush (2024, "Contextual Document Embeddings") differ in
+    every field from ``soft_prompts`` on; ``published.read`` sets them.
+    """
+
+    num_context: PositiveInt = 512
+    """Slots for context documents, J. Fewer documents are filled up with the null vector."""
+    context_dropout: float = Field(default=0.005, ge=0, le=1)
+    """Probability that a slot holds the null vector, drawn for every text anew, in training."""
+    null_vector: bool = True
+    """Whether there is a null vector. Without it every context has exactly J documents."""
+    tied: bool = False
+    """One encoder for both stages."""
+    include_prompt: bool = True
+    """Whether the prompt's tokens take part in the mean over the text's tokens."""
+    soft_prompts: NonNegativeInt = 0
+    """Learned vectors between the context and the text."""
+    context_projection: bool = False
+    """Linear, GELU, Linear behind the first encoder's mean."""
+    context_norm: bool = True
+    """Bring context vectors to the scale of word embeddings, by a learned RMSNorm. NeoBERT has no
+    norm in front of its first block."""
+    output_projection: bool = False
+    """Linear, ReLU, Linear behind the second encoder's mean."""
+    output_residual: bool = True
+    """Add what the output projection came from."""
+    position_free: bool = True
+    """Context documents share position 0, so that their order is of no consequence."""
+    first_position: NonNegativeInt | None = None
+    """Position of the first soft prompt, or of the text where there is none. ``None`` is 0 where
+    the context is free of positions, else J."""
+    entry: Literal["token", "published"] = "token"
+    """``token``: a context vector enters as if it were a word's embedding. ``published``: as in the
+    released code, where it meets no type embedding of a NomicBERT, and where ModernBERT norms the
+    text's embeddings twice and keeps its window, out of which far context is not seen."""
+
+    @model_validator(mode="after")
+    def _dropout_needs_a_null_vector(self) -> Self:
+        if self.context_dropout and not self.null_vector:
+            raise ValueError(
+                f"context_dropout = {self.context_dropout}: drops to the null vector; set "
+                "null_vector = true, or context_dropout = 0"
+            )
+        return self
+
+    @property
+    def num_prefix(self) -> int:
+        """Vectors that stand in front of a text."""
+        return self.num_context + self.soft_prompts
+
+    @property
+    def text_start(self) -> int:
+        """The position of a text's first token."""
+        first = self.first_position
+        if first is None:
+            first = 0 if self.position_free else self.num_context
+        return first + self.soft_prompts

@@ -1,0 +1,98 @@
+"""``Context``: the documents a model reads beside every text; vectors that remember theirs."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from embedkit.errors import UserError
+from embedkit.hashing import sha256_of
+
+_KEY = "embedkit_context"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Context:
+    """What the first encoder makes of documents of a corpus, once for all texts.
+
+    Shapes: ``vectors`` ``(n, D)`` fp32, on the CPU.
+    """
+
+    vectors: Tensor
+    model: str
+    """The identity of the model that made them."""
+    corpus_size: int
+    """Documents that they were drawn from."""
+    seed: int
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the vectors and of the model, on which every text's vector depends."""
+        return _hash(self.vectors, self.model)
+
+    def save(self, path: str | Path) -> None:
+        """Write the vectors and their origin as one safetensors file."""
+        facts = {"model": self.model, "corpus_size": self.corpus_size, "seed": self.seed}
+        facts["hash"] = self.hash
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        save_file({"vectors": self.vectors.contiguous()}, path, metadata={_KEY: json.dumps(facts)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what ``save`` wrote.
+
+        Raises:
+            UserError: there is no such file, it is no context, or it was changed.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                facts = json.loads((file.metadata() or {})[_KEY])
+                vectors = file.get_tensor("vectors")
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file") from None
+        except (SafetensorError, KeyError, OSError, ValueError):
+            raise UserError(f"{path}: is no context; build one with model.build_context") from None
+        if _hash(vectors, facts["model"]) != facts.pop("hash"):
+            raise UserError(f"{path}: its vectors are not those it was saved with; build it anew")
+        return cls(vectors, **facts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embeddings:
+    """Unit vectors of texts, and the hash of the context that they were made in.
+
+    Shapes: ``vectors`` ``(n, D)``.
+    """
+
+    vectors: NDArray[np.float32]
+    context: str
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+
+def similarity(queries: Embeddings, documents: Embeddings) -> NDArray[np.float32]:
+    """Cosines of all queries with all documents. Shapes: ``(q, D)``, ``(n, D)`` -> ``(q, n)``.
+
+    Raises:
+        UserError: the two were made in different contexts, or by different models.
+    """
+    if queries.context != documents.context:
+        raise UserError(
+            f"queries were embedded in context {queries.context[:12]}, documents in "
+            f"{documents.context[:12]}: such vectors cannot be compared; embed both in one context"
+        )
+    return queries.vectors @ documents.vectors.T
+
+
+def _hash(vectors: Tensor, model: str) -> str:
+    described = sha256_of({"vectors": vectors.to(torch.float32)})
+    return hashlib.sha256(f"{model} {described}".encode()).hexdigest()

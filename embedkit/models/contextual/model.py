@@ -1,0 +1,276 @@
+"""``Contextual``: two encoders, the first for context documents, the second for texts among them.
+
+Shapes: n context documents of at most J, B texts of T tokens, S soft prompts, D width.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from embedkit import keyed
+from embedkit.errors import UserError
+from embedkit.hashing import sha256_of
+from embedkit.models.backbones import Backbone, NeoBERTBackbone
+from embedkit.models.contextual.config import ContextualConfig
+from embedkit.models.contextual.context import Context, Embeddings
+from embedkit.models.contextual.pooling import mean_by_text
+from embedkit.models.contextual.prefix import check_architecture
+from embedkit.models.contextual.slots import Slots
+from embedkit.models.embedder import Embedder
+from embedkit.tokenization import Tokenize
+from embedkit.tokens import TokenBatch, chunks_by_budget
+
+Kind = Literal["query", "document"]
+
+_ENCODE_TOKENS = 16_384
+"""Tokens of one forward when encoding texts, context included."""
+_ENCODE_TEXTS = 8_192
+"""Texts tokenized and sorted by length at a time when encoding."""
+
+
+class Contextual(nn.Module):
+    """An encoder whose vector of a text depends on documents of the corpus it is searched in.
+
+    The first encoder embeds J context documents, each as the mean of its hidden states. The second
+    reads those vectors in front of the text's tokens, and the mean of its states over the tokens
+    alone is the text's vector (Morris and Rush, 2024, "Contextual Document Embeddings", section 3;
+    NeoBERT, appendix G). Queries and documents are read alike, in a context of documents.
+
+    Args:
+        first: the encoder of context documents; ``None`` where a context is frozen.
+        second: the encoder of texts; also the first one's where ``config.tied``.
+        tokenizer: of both, with its own truncation and padding switched off.
+        config: the shape of what joins them.
+        prompts: literal prefixes by name, ``query`` and ``document`` above all.
+        max_tokens: where ``encode`` cuts a text, special tokens included.
+        name: what reports call the model.
+        autocast: the type of the matrix products; ``None`` keeps that of the weights.
+    """
+
+    def __init__(
+        self,
+        first: Backbone | NeoBERTBackbone | None,
+        second: Backbone | NeoBERTBackbone,
+        tokenizer: PreTrainedTokenizerBase,
+        config: ContextualConfig,
+        *,
+        prompts: Mapping[str, str],
+        max_tokens: int,
+        position_limit: int,
+        name: str,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(second, Backbone):
+            check_architecture(second.model, name)
+        self.config, self.tokenizer = config, tokenizer
+        self.prompts, self.name, self.autocast = dict(prompts), name, autocast
+        self.position_limit = position_limit - config.text_start
+        if self.position_limit < 3:
+            raise UserError(
+                f"{name}: reads {position_limit} tokens, and {config.text_start} positions are "
+                "taken in front of a text; set position_free = true"
+            )
+        self.max_tokens = min(max_tokens, self.position_limit)
+        self.second = second
+        # One name for one weight: files of weights refuse two.
+        self._own_first = None if config.tied else first
+        self._hashed: tuple[object, str] | None = None
+        with torch.random.fork_rng(devices=()):
+            # The same in every process.
+            torch.manual_seed(0)
+            words: Any = second.model.get_input_embeddings()
+            self.slots = Slots(config, words.weight)
+            self.context_projection = self.output_projection = None
+            if config.context_projection and self.first is not None:
+                self.context_projection = _two_layers(second.width, nn.GELU())
+            if config.output_projection:
+                self.output_projection = _two_layers(second.width, nn.ReLU())
+
+    @classmethod
+    def around(cls, embedder: Embedder, config: ContextualConfig) -> Self:
+        """Two copies of an embedder's encoder, or one if tied, joined by what ``config`` adds."""
+        return cls(
+            None if config.tied else deepcopy(embedder.backbone),
+            embedder.backbone,
+            embedder.tokenizer,
+            config,
+            prompts=embedder.prompts,
+            max_tokens=embedder.max_tokens,
+            position_limit=embedder.position_limit,
+            name=embedder.name,
+            autocast=embedder.autocast,
+        ).to(embedder.device)
+
+    @property
+    def first(self) -> Backbone | NeoBERTBackbone | None:
+        """The encoder of context documents."""
+        return self.second if self.config.tied else self._own_first
+
+    def embed_context(self, tokens: TokenBatch) -> Tensor:
+        """What ``forward`` takes as context. Shapes: n documents -> ``(n, D)``, fp32 or wider."""
+        first = self.first
+        if first is None:
+            raise UserError(f"{self.name}: has a frozen context and no encoder for another")
+        with self._precision(tokens):
+            hidden = first(tokens)
+        vectors = mean_by_text(hidden, tokens, include_prompt=True)
+        return vectors if self.context_projection is None else self.context_projection(vectors)
+
+    def forward(self, tokens: TokenBatch, context: Tensor) -> Tensor:
+        """Embed texts in a context.
+
+        In training every text drops each slot of its context with ``config.context_dropout``.
+
+        Shapes: B texts and ``(n, D)`` of n <= J -> ``(B, D)``, unit-norm, fp32 or wider.
+
+        Raises:
+            UserError: there are more than J documents, or fewer and no null vector.
+        """
+        with self._precision(tokens):
+            hidden = self.second(tokens, self.slots(context, len(tokens)))
+        vectors = mean_by_text(hidden, tokens, include_prompt=self.config.include_prompt)
+        if self.output_projection is not None:
+            projected = self.output_projection(vectors)
+            vectors = projected + vectors if self.config.output_residual else projected
+        return F.normalize(vectors, dim=-1)
+
+    @torch.inference_mode()
+    def build_context(
+        self,
+        corpus: Sequence[str],
+        *,
+        num_documents: int | None = None,
+        seed: int = 0,
+        prompt: str | None = None,
+        show_progress: bool = False,
+    ) -> Context:
+        """Draw documents of a corpus and embed them, for any number of calls of ``encode``.
+
+        Args:
+            corpus: texts of documents, never queries or labels.
+            num_documents: how many to draw, without replacement, or all of a smaller corpus. By
+                default as many as the model has slots; 0 documents are a context too.
+            seed: of the draw.
+            prompt: stands before each; by default the model's own for documents.
+            show_progress: draw a bar.
+
+        Raises:
+            UserError: the model has fewer slots.
+        """
+        slots = self.config.num_context
+        count = slots if num_documents is None else num_documents
+        if not 0 <= count <= slots:
+            raise UserError(f"num_documents = {count}: the model has {slots} slots; ask for fewer")
+        count = min(count, len(corpus))
+        self.slots.check(count)
+        rows = keyed.permute(np.arange(count), max(len(corpus), 1), keyed.key(seed, "context"))
+        texts = [corpus[int(row)] for row in rows]
+        prefix = self.prompts.get("document", "") if prompt is None else prompt
+        vectors = self._embed(texts, prefix, self.embed_context, 0, show_progress)
+        return Context(torch.from_numpy(vectors), self.identity, len(corpus), seed)
+
+    @torch.inference_mode()
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        context: Context | None = None,
+        kind: Kind = "document",
+        prompt: str | None = None,
+        show_progress: bool = False,
+    ) -> Embeddings:
+        """Embed texts, in any number, in ``context``.
+
+        Args:
+            texts: of queries or of documents.
+            context: what ``build_context`` gave.
+            kind: whose prompt stands before each text.
+            prompt: stands there instead.
+            show_progress: draw a bar.
+
+        Raises:
+            UserError: there is no context, or another model made it.
+        """
+        if context is None:
+            raise UserError(
+                f"{self.name}: a text's vector depends on its corpus; pass "
+                "context=model.build_context(corpus), or build_context([]) for none"
+            )
+        if context.model != self.identity:
+            raise UserError(
+                f"the context was made by another model than {self.name}; build it anew"
+            )
+        vectors = context.vectors.to(self.device)
+        prefix = self.prompts.get(kind, "") if prompt is None else prompt
+        found = self._embed(
+            texts,
+            prefix,
+            lambda tokens: self(tokens, vectors),
+            self.config.num_prefix,
+            show_progress,
+        )
+        return Embeddings(found, context.hash)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of all that a vector depends on beside its text and context."""
+        weights = self.state_dict()
+        # Gigabytes are not hashed anew for every call of encode.
+        version = tuple((each.data_ptr(), each._version) for each in weights.values())
+        if self._hashed is None or self._hashed[0] != version:
+            self._hashed = version, sha256_of(weights)
+        settings = {
+            "weights": self._hashed[1],
+            "config": self.config.model_dump(),
+            "prompts": self.prompts,
+            "autocast": str(self.autocast),
+            "max_tokens": self.max_tokens,
+        }
+        described = json.dumps(settings, sort_keys=True)
+        return hashlib.sha256(described.encode()).hexdigest()
+
+    def _precision(self, tokens: TokenBatch) -> torch.autocast:
+        kind = tokens.ids.device.type
+        return torch.autocast(kind, dtype=self.autocast, enabled=self.autocast is not None)
+
+    def _embed(
+        self,
+        texts: Sequence[str],
+        prompt: str,
+        embed: Callable[[TokenBatch], Tensor],
+        before: int,
+        show_progress: bool,
+    ) -> NDArray[np.float32]:
+        """``embed`` of all texts, a few tokens at a time; each text costs ``before`` more."""
+        from rich.progress import track
+
+        was_training = self.training
+        self.eval()
+        tokenize = Tokenize(self.tokenizer)
+        vectors = np.empty((len(texts), self.second.width), dtype=np.float32)
+        starts = range(0, len(texts), _ENCODE_TEXTS)
+        for start in track(starts, "encode", disable=not show_progress, transient=True):
+            tokens = tokenize(texts[start : start + _ENCODE_TEXTS], prompt, self.max_tokens)
+            for rows in chunks_by_budget(tokens.lengths + before, _ENCODE_TOKENS):
+                chunk = tokens.select(rows).to(self.device)
+                vectors[start + rows.numpy()] = embed(chunk).float().cpu().numpy()
+        self.train(was_training)
+        return vectors
+
+
+def _two_layers(width: int, activation: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, width), activation, nn.Linear(width, width))
