@@ -37,7 +37,8 @@ class BrokenCheckpointError(UserError):
 class State:
     """Whole tensors on the CPU: weights by name, moments by ``<name>/<moment>``.
 
-    One format for every number of ranks, sharded or not.
+    One format for every number of ranks, sharded or not. Frozen parameters are not in it: they are
+    what the run was given.
     """
 
     weights: Mapping[str, Tensor]
@@ -150,7 +151,9 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
     if sharding.is_sharded(model):
         sharding.restore(model, optimizer, weights, moments)
         return
-    model.load_state_dict(weights)
+    lacking, unknown = model.load_state_dict(weights, strict=False)
+    assert set(lacking) == _frozen(model), lacking
+    assert not unknown, unknown
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
     for name, values in moments.items():
@@ -162,7 +165,17 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
     # Tied weights share memory, which safetensors refuses; each name gets its own copy.
-    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    frozen = _frozen(model)
+    return {
+        name: tensor.detach().cpu().clone()
+        for name, tensor in model.state_dict().items()
+        if name not in frozen
+    }
+
+
+def _frozen(model: nn.Module) -> set[str]:
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in parameters if not parameter.requires_grad}
 
 
 def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from rich.console import Console
 
-from embedkit import distributed, precision, report
+from embedkit import distributed, keyed, precision, report
 from embedkit.data.batches import Batches, ContrastiveBatch
 from embedkit.data.loading import stream
 from embedkit.data.records import Records
@@ -16,7 +16,7 @@ from embedkit.evaluation.summary import comparison
 from embedkit.measuring import Measuring, check_held_out, check_tasks
 from embedkit.metrics import check_trackers
 from embedkit.mixture import Mixture, build_schedule, open_mixture, resolve_steps, stored_prompts
-from embedkit.models import hub
+from embedkit.models import hub, lora
 from embedkit.models.embedder import Embedder
 from embedkit.models.export import write_model
 from embedkit.objectives.contrastive import ContrastiveObjective
@@ -51,6 +51,8 @@ class Finetuning:
 
     def _finish(self, folder: RunFolder, measuring: Measuring) -> None:
         """Export at once, so that the model is there whatever becomes of its evaluation."""
+        # What is evaluated is what is exported.
+        lora.merge(self.model.backbone.model)
         card = partial(report.model_card, self.model, self.recipe, self.mixture)
         write_model(self.model, folder.model, card=card(None, None))
         line = f"model: {folder.model}"
@@ -70,13 +72,16 @@ def prepare(
     check_tasks(recipe.evaluation)
     check_trackers(recipe.logging.trackers)
     # Before the data, which may be gigabytes to fetch.
-    hub.load_config(recipe.model)
+    autocast = precision.autocast_dtype(recipe.precision, device)
+    embedder = hub.load(recipe.model, settings=recipe.embedder, autocast=autocast, device=device)
+    network = embedder.backbone.model
+    _check_dims(recipe, embedder)
+    if recipe.lora:
+        lora.check(network, recipe.lora)
     mixture = open_mixture(recipe, sources)
     check_held_out(recipe.evaluation, mixture.manifests)
     recipe = resolve_steps(recipe, mixture)
     schedule = build_schedule(mixture, recipe)
-    autocast = precision.autocast_dtype(recipe.precision, device)
-    embedder = hub.load(recipe.model, settings=recipe.embedder, autocast=autocast, device=device)
     embedder.prompts |= stored_prompts(mixture.records)
     _check_lengths(recipe, mixture, embedder)
     facts = {
@@ -86,9 +91,21 @@ def prepare(
         "world_size": distributed.world_size(),
         "threads": torch.get_num_threads(),
     }
+    # Behind the facts, in which a model is the backbone that it starts from.
+    if recipe.lora:
+        lora.attach(network, recipe.lora, seed=keyed.key(recipe.seed, "lora"))
     batches = Batches(schedule, mixture.records, embedder.tokenizer, recipe.data, seed=recipe.seed)
     console.print(report.overview(recipe, mixture, schedule, embedder, chosen))
     return Finetuning(recipe, mixture, embedder, batches, facts, console)
+
+
+def _check_dims(recipe: Recipe, embedder: Embedder) -> None:
+    widest, width = max(recipe.objective.matryoshka_dims or (1,)), embedder.backbone.width
+    if widest > width:
+        raise UserError(
+            f"objective.matryoshka_dims: {widest} is more than the {width} dimensions of "
+            f"{recipe.model}; begin with {width}"
+        )
 
 
 def _check_lengths(recipe: Recipe, mixture: Mixture, embedder: Embedder) -> None:

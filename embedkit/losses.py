@@ -39,6 +39,11 @@ def similarity(queries: Tensor, documents: Tensor, temperature: float) -> Tensor
         return queries.to(wide) @ documents.to(wide).T / temperature
 
 
+def truncated(rows: Tensor, dim: int) -> Tensor:
+    """The first ``dim`` features of unit vectors, as unit vectors. Shapes: ``(n, d)``."""
+    return rows if dim == rows.shape[1] else F.normalize(rows[:, :dim], dim=1)
+
+
 def false_negatives(
     queries: Tensor, positives: Tensor, owners: Tensor, documents: Tensor
 ) -> Tensor:

@@ -1,6 +1,7 @@
 """Contrastive objective: a batch of queries and documents in, gradients and metrics out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -8,16 +9,17 @@ from torch import Tensor, nn
 from embedkit import distributed, keyed
 from embedkit.data.batches import ContrastiveBatch
 from embedkit.gradcache import Replay
-from embedkit.losses import false_negatives, info_nce, similarity
+from embedkit.losses import false_negatives, info_nce, similarity, truncated
 from embedkit.recipe import Contrastive
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What the loss sees of all ranks, and where this rank's rows begin in it.
+    """What the loss sees of all ranks, and where this rank's rows stand in it.
 
     Shapes: Q queries and N documents over all ranks (of this rank alone without ``cross_device``);
-    ``stated`` ``(b, 2)`` holds the hashes of query and positive of every row of the whole batch.
+    ``stated`` ``(b, 2)`` holds the hashes of query and positive of every row of the whole batch;
+    ``mine`` are the q queries of this rank, and ``positives`` ``(q,)`` their positives' rows.
     """
 
     queries: Tensor
@@ -28,14 +30,24 @@ class _Shared:
     owners: Tensor
     labels: Tensor
     query_labels: Tensor
-    first_query: int
-    first_document: int
+    mine: slice
+    positives: Tensor
+
+    def cut(self, dim: int) -> Self:
+        """The same with vectors of ``dim`` features."""
+        return replace(
+            self,
+            queries=truncated(self.queries, dim),
+            documents=truncated(self.documents, dim),
+        )
 
 
 class ContrastiveObjective:
     """InfoNCE over positives, hard negatives and in-batch documents (paper, section 5.2.1).
 
-    The loss is the mean over the queries of all ranks once gradients are averaged over ranks.
+    The loss is the mean over the queries of all ranks once gradients are averaged over ranks. With
+    ``matryoshka_dims`` it is the weighted mean of what it is for vectors cut to each width
+    (Kusupati et al., 2022, "Matryoshka Representation Learning", who take the sum).
     """
 
     def __init__(self, config: Contrastive) -> None:
@@ -54,61 +66,81 @@ class ContrastiveObjective:
 
         Returns:
             ``loss``, the mean over all ranks' queries; ``accuracy``, the share of queries whose
-            positive scores highest; ``tokens`` read over all ranks.
+            positive scores highest; ``tokens`` read over all ranks; with ``matryoshka_dims``,
+            ``loss_<width>`` for each.
         """
         encoded = [
             Replay(model, tokens, budget=self._config.chunk_tokens, key=keyed.key(key, role))
             for role, tokens in (("queries", batch.queries), ("documents", batch.documents))
         ]
         queries, documents = encoded
-        total, correct = self._loss(batch, queries.embeddings, documents.embeddings)
-        # Gradients are averaged over ranks later, so each rank's sum counts world_size-fold.
-        (total * (scale * distributed.world_size() / batch.size)).backward()
+        metrics = self.backward_to(queries.embeddings, documents.embeddings, batch, scale=scale)
         for each in encoded:
             each.backward()
+        return metrics
+
+    def backward_to(
+        self, queries: Tensor, documents: Tensor, batch: ContrastiveBatch, *, scale: float
+    ) -> dict[str, Tensor]:
+        """``backward`` as far as the embeddings, whoever made them.
+
+        Shapes: unit vectors of the batch's queries ``(q, D)`` and documents ``(n, D)``.
+        """
+        losses, correct = self._losses(batch, queries, documents)
+        # Gradients are averaged over ranks later, so each rank's sum counts world_size-fold.
+        (self._mean(losses) * (scale * distributed.world_size() / batch.size)).backward()
         tokens = batch.queries.num_tokens + batch.documents.num_tokens
-        sums = torch.stack([total.detach(), correct.to(total), total.new_tensor(tokens)])
+        sums = torch.stack([correct.to(losses), losses.new_tensor(tokens), *losses.detach()])
         sums = distributed.sum_over_ranks(sums)
+        losses = sums[2:] / batch.size
+        dims = self._config.matryoshka_dims or ()
         return {
-            "loss": sums[0] / batch.size,
-            "accuracy": sums[1] / batch.size,
-            "tokens": sums[2],
+            "loss": self._mean(losses),
+            "accuracy": sums[0] / batch.size,
+            "tokens": sums[1],
+            **{f"loss_{dim}": losses[number] for number, dim in enumerate(dims)},
         }
 
-    def _loss(
+    def _mean(self, losses: Tensor) -> Tensor:
+        """The mean over the widths by their weights. Shapes: ``(C,)`` -> ``()``."""
+        weights = losses.new_tensor(self._config.matryoshka_weights or [1.0] * len(losses))
+        return losses @ weights / weights.sum()
+
+    def _losses(
         self, batch: ContrastiveBatch, queries: Tensor, documents: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """This rank's sum of losses, and how many of its queries rank their positive first."""
+        """This rank's sum of losses at each width, ``(C,)``.
+
+        And how many of its queries, of the whole width, rank their positive first.
+        """
         shared = self._share(batch, queries, documents)
-        positives = shared.first_document + torch.arange(len(queries), device=queries.device)
         excluded = self._excluded(batch, shared)
-        mine = slice(shared.first_query, shared.first_query + len(queries))
-        temperature = self._config.temperature
-        loss = info_nce(
-            queries,
-            shared.documents,
-            positives,
-            temperature=temperature,
-            excluded=excluded[mine],
-            reduction="sum",
-        )
         # Without in-batch negatives a positive has no other query to be told from.
-        if self._config.symmetric and batch.in_batch_negatives:
-            reverse = info_nce(
-                documents[: len(queries)],
-                shared.queries,
-                torch.arange(mine.start, mine.stop, device=queries.device),
-                temperature=temperature,
-                excluded=excluded[:, positives].T,
-                reduction="sum",
-            )
-            loss = (loss + reverse) / 2
-        with torch.no_grad():
-            scores = similarity(queries, shared.documents, temperature)
-            own = scores.gather(1, positives[:, None])
-            beaten = (scores > own) & ~excluded[mine]
-            correct = (~beaten.any(dim=1)).sum()
-        return loss, correct
+        symmetric = self._config.symmetric and batch.in_batch_negatives
+        losses = []
+        for dim in self._config.matryoshka_dims or (queries.shape[1],):
+            cut, own = shared.cut(dim), truncated(queries, dim)
+            loss = self._loss(own, cut.documents, cut.positives, excluded[cut.mine])
+            if symmetric:
+                own = truncated(documents[: len(queries)], dim)
+                asked = torch.arange(cut.mine.start, cut.mine.stop, device=own.device)
+                reverse = self._loss(own, cut.queries, asked, excluded[:, cut.positives].T)
+                loss = (loss + reverse) / 2
+            losses.append(loss)
+        return torch.stack(losses), self._correct(queries, shared, excluded[shared.mine])
+
+    def _loss(self, rows: Tensor, candidates: Tensor, own: Tensor, excluded: Tensor) -> Tensor:
+        temperature = self._config.temperature
+        return info_nce(
+            rows, candidates, own, temperature=temperature, excluded=excluded, reduction="sum"
+        )
+
+    @torch.no_grad()
+    def _correct(self, queries: Tensor, shared: _Shared, excluded: Tensor) -> Tensor:
+        scores = similarity(queries, shared.documents, self._config.temperature)
+        own = scores.gather(1, shared.positives[:, None])
+        beaten = (scores > own) & ~excluded
+        return (~beaten.any(dim=1)).sum()
 
     def _share(self, batch: ContrastiveBatch, queries: Tensor, documents: Tensor) -> _Shared:
         across = distributed.gather if self._config.cross_device else _alone
@@ -131,8 +163,8 @@ class ContrastiveObjective:
             owners=all_own[:, 1],
             labels=all_own[:, 2],
             query_labels=all_facts[:, 1],
-            first_query=first_query,
-            first_document=first_document,
+            mine=slice(first_query, first_query + count),
+            positives=first_document + torch.arange(count, device=queries.device),
         )
 
     def _excluded(self, batch: ContrastiveBatch, shared: _Shared) -> Tensor:

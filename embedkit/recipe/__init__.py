@@ -1,6 +1,6 @@
 """The recipe of a run: one typed, frozen, closed value, read from TOML."""
 
-from embedkit.recipe.finetuning import Contrastive, Data, Embedder, Evaluation, Mix, Recipe
+from embedkit.recipe.finetuning import Contrastive, Data, Embedder, Evaluation, Lora, Mix, Recipe
 from embedkit.recipe.loading import load_any_recipe, load_pretrain_recipe, load_recipe
 from embedkit.recipe.pretraining import (
     Architecture,
@@ -21,6 +21,7 @@ __all__ = [
     "Evaluation",
     "HeldOutLoss",
     "Logging",
+    "Lora",
     "MaskedLM",
     "Mix",
     "Optim",

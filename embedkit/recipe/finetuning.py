@@ -1,6 +1,6 @@
 """The recipe of a fine-tuning run on pairs."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -68,6 +68,42 @@ class Contrastive(Section):
     """Score each query against the documents of every rank, not only its own."""
     chunk_tokens: PositiveInt | None = None
     """Tokens encoded at a time under gradient caching. ``None`` turns gradient caching off."""
+    matryoshka_dims: (
+        Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)] | None
+    ) = None
+    """Widths, falling, to which vectors may later be cut: the loss becomes the mean of the losses
+    of the vectors cut to each."""
+    matryoshka_weights: Annotated[tuple[PositiveFloat, ...], Field(strict=False)] | None = None
+    """What each of ``matryoshka_dims`` counts in that mean. ``None`` lets all count the same."""
+
+    @model_validator(mode="after")
+    def _falling_dims(self) -> Self:
+        dims, weights = self.matryoshka_dims or (), self.matryoshka_weights
+        if list(dims) != sorted(set(dims), reverse=True):
+            raise ValueError(
+                f"matryoshka_dims = {list(dims)}: each has to be less than the one before it"
+            )
+        if weights is not None and len(weights) != len(dims):
+            raise ValueError(
+                f"matryoshka_weights has {len(weights)} values for {len(dims)} matryoshka_dims: "
+                "give each one, or leave the weights out"
+            )
+        return self
+
+
+class Lora(Section):
+    """Low-rank adapters, which train in place of the weights they stand beside (peft's LoRA)."""
+
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    """What an adapter adds is scaled by ``alpha / rank``."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Of an adapter's input."""
+    target_modules: (
+        Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
+    ) = "all-linear"
+    """Which linear layers get an adapter, by the last parts of their names. A NeoBERT has ``qkv``,
+    ``wo``, ``w12`` and ``w3``."""
 
 
 class Evaluation(Section):
@@ -99,6 +135,8 @@ class Recipe(Training):
     """A hub id, a folder, ``package:<distribution>/<path>``, or ``starter``."""
     embedder: Embedder = Embedder()
     data: Data
+    lora: Lora | None = None
+    """``None`` trains every weight."""
     objective: Contrastive = Contrastive()
     evaluation: Evaluation = Evaluation()
 
