@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import mteb
 import numpy as np
 from mteb.abstasks.abstask import AbsTask
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
-from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.cache import ResultCache
 from mteb.models.model_meta import ModelMeta, ScoringFunction
@@ -27,30 +26,11 @@ from mteb.types import PromptType
 from rich.console import Console
 
 from embedkit.errors import UserError
+from embedkit.evaluation.encoders import TextEncoder
+from embedkit.evaluation.mirror import from_mirror
 from embedkit.evaluation.progress import progress_bar, quiet_libraries
-from embedkit.evaluation.selection import leaves
 from embedkit.evaluation.summary import Summary, TaskScore
-
-
-class TextEncoder(Protocol):
-    """What evaluation needs of a model."""
-
-    @property
-    def name(self) -> str:
-        """What reports call it, such as its folder's name."""
-
-    @property
-    def identity(self) -> str:
-        """A hash of all that its vectors depend on: weights, pooling, precision, cut-off."""
-
-    @property
-    def prompts(self) -> Mapping[str, str]:
-        """The prefixes stored with it, by side, task or type, as sentence-transformers does."""
-
-    def encode(
-        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
-    ) -> np.ndarray:
-        """Embed texts, each after ``prompt``, as float32 ``(texts, width)`` of unit norm."""
+from embedkit.evaluation.task_prompts import parts_with_instructions, resolve_prompts
 
 
 def evaluate(
@@ -60,6 +40,7 @@ def evaluate(
     *,
     instructions: Mapping[str, str] | None = None,
     dtype: str = "float32",
+    data_dir: Path | None = None,
     console: Console | None = None,
 ) -> Summary:
     """Score a model on tasks, keep each result under ``output``, and write ``summary.json`` there.
@@ -74,11 +55,12 @@ def evaluate(
         instructions: Prefixes by ``<task>-query``, ``<task>-document`` or ``<task>``; they come
             after a task folder's own and before the model's.
         dtype: The precision of the model, for the record.
+        data_dir: Where mteb's tasks read instead of the hub: see ``from_mirror``.
         console: Where progress is shown; standard error by default.
     """
     if not tasks:
         raise UserError("no task to evaluate on: name a benchmark, tasks or folders of tasks")
-    run = _Run(encoder, encoder.identity, ResultCache(output), dict(instructions or {}))
+    run = _Run(encoder, encoder.identity, ResultCache(output), dict(instructions or {}), data_dir)
     scores: dict[str, TaskScore] = {}
     failed: dict[str, str] = {}
     with quiet_libraries(), progress_bar(console, len(tasks)) as progress:
@@ -100,33 +82,6 @@ def evaluate(
     return summary
 
 
-def resolve_prompts(
-    task: AbsTask, stored: Mapping[str, str], instructions: Mapping[str, str]
-) -> dict[str, str]:
-    """The prefix of each side of a task: query and document, or text where there are no sides.
-
-    A task folder's own come first, then the instructions, then what is stored with the model.
-    """
-    sided = isinstance(task, AbsTaskRetrieval) or getattr(task, "input1_prompt_type", None)
-    sides = ("query", "document") if sided else ("text",)
-    if isinstance(task, _HasPrompts) and task.own_prompts:
-        return {side: task.own_prompts.get(side, "") for side in sides}
-    name, type_ = task.metadata.name, str(task.metadata.type)
-    prompts = {}
-    for side in sides:
-        by_task = [f"{name}-{side}", name] if sided else [name]
-        by_type = [f"{type_}-{side}", type_, side] if sided else [type_]
-        found = [instructions[key] for key in by_task if key in instructions]
-        found += [stored[key] for key in (*by_task, *by_type) if key in stored]
-        prompts[side] = found[0] if found else ""
-    return prompts
-
-
-@runtime_checkable
-class _HasPrompts(Protocol):
-    own_prompts: Mapping[str, str]
-
-
 @dataclass(frozen=True)
 class _Run:
     encoder: TextEncoder
@@ -134,10 +89,13 @@ class _Run:
     """Kept, because it is a hash over all weights."""
     cache: ResultCache
     instructions: dict[str, str]
+    data_dir: Path | None
 
     def score(self, task: AbsTask) -> TaskScore:
         if isinstance(task, AbsTaskAggregate):
             return self._score_parts(task)
+        if self.data_dir and not task.data_loaded:
+            task = from_mirror(task, self.data_dir)
         prompts = resolve_prompts(task, self.encoder.prompts, self.instructions)
         revision = _revision(self.identity, task, prompts)
         model = _MtebEncoder(self.encoder, revision, prompts)
@@ -164,11 +122,9 @@ class _Run:
         """
         parts: list[TaskScore] = []
         failed: list[str] = []
-        for part in leaves(task):
-            # What is asked of the whole is asked of each part that has no instruction of its own.
-            given = _renamed(self.instructions, task.metadata.name, part.metadata.name)
+        for part, instructions in parts_with_instructions(task, self.instructions):
             try:
-                parts.append(replace(self, instructions=given | self.instructions).score(part))
+                parts.append(replace(self, instructions=instructions).score(part))
             except Exception as error:
                 failed.append(f"{part.metadata.name}: {_reason(error)}")
         if failed:
@@ -181,7 +137,7 @@ class _Run:
             score=float(np.mean([part.score for part in parts])),
             prompts={f"{p.name}-{side}": text for p in parts for side, text in p.prompts.items()},
             seconds=sum(seconds),
-            revision=task.metadata.revision,
+            revision=_sha256([part.revision for part in parts]),
             splits=tuple(task.eval_splits),
             parts={part.name: part.score for part in parts},
         )
@@ -230,13 +186,11 @@ def _revision(identity: str, task: AbsTask, prompts: Mapping[str, str]) -> str:
     It looks at neither prompts nor, once a result is whole, the revision of the data.
     """
     inputs = [identity, dict(prompts), task.metadata.revision, task.eval_splits, task.hf_subsets]
-    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+    return _sha256(inputs)
 
 
-def _renamed(prompts: Mapping[str, str], old: str, new: str) -> dict[str, str]:
-    """The prompts of the task ``old``, as those of ``new``."""
-    endings = ("", "-query", "-document")
-    return {new + end: prompts[old + end] for end in endings if old + end in prompts}
+def _sha256(values: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _drop_torn(path: Path) -> None:

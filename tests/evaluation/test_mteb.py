@@ -14,10 +14,11 @@ from mteb.cache import ResultCache
 from sentence_transformers import SentenceTransformer
 
 from embedkit.errors import UserError
-from embedkit.evaluation.mteb import evaluate, resolve_prompts
+from embedkit.evaluation.mteb import evaluate
 from embedkit.evaluation.selection import select_tasks
 from embedkit.evaluation.summary import Summary
 from embedkit.evaluation.task_folders import read_task_folders
+from embedkit.evaluation.task_prompts import resolve_prompts
 
 
 class Stumbling(Encoder):

@@ -1,0 +1,84 @@
+"""A local copy of the hub's data sets, from which mteb's own tasks read in its place."""
+
+import copy
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mteb.abstasks.abstask import AbsTask
+
+from embedkit.data.cache import file_sha256
+from embedkit.errors import DataError, UserError
+
+
+def from_mirror(task: AbsTask, mirror: Path) -> AbsTask:
+    """The task, reading its repository's folder under ``mirror``.
+
+    A repository lies in ``owner/name``, as ``snapshot_download(local_dir=...)`` leaves it, or as in
+    the hub's own cache. The revision becomes a hash of its files, so that other data are another
+    result.
+
+    Raises:
+        DataError: the repository is not there, or holds no file.
+    """
+    source = task.metadata.dataset
+    folder = _repository(mirror, source)
+    files = _files(folder)
+    if not files:
+        raise DataError(f"{folder}: holds no file; {_remedy(mirror, source)}")
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(folder).as_posix()} {file_sha256(path)}\n".encode())
+    local = {**source, "path": str(folder), "revision": digest.hexdigest()}
+    # mteb hands out the same object to everyone who asks for a task, so it stays as it is.
+    mirrored = copy.copy(task)
+    mirrored.metadata = task.metadata.model_copy(update={"dataset": local})
+    return mirrored
+
+
+def check_mirror(mirror: Path, tasks: Iterable[AbsTask]) -> None:
+    """Refuse a folder that holds the repository of none of ``tasks``.
+
+    Raises:
+        UserError: there is no such folder, or it is laid out in another way.
+    """
+    if not mirror.is_dir():
+        raise UserError(f"--data-dir {mirror}: no such folder")
+    sources = [task.metadata.dataset for task in tasks if not task.data_loaded]
+    if not any(_places(mirror, source) for source in sources):
+        wanted = ", ".join(sorted({str(source["path"]) for source in sources})[:3])
+        raise UserError(
+            f"--data-dir {mirror}: holds none of the {len(sources)} repositories that the tasks "
+            f"read ({wanted or 'task folders bring their own data'}); put each in a folder "
+            "owner/name"
+        )
+
+
+def _repository(mirror: Path, source: Mapping[str, Any]) -> Path:
+    for folder in _places(mirror, source):
+        return folder
+    raise DataError(f"{mirror / source['path']}: no such folder; {_remedy(mirror, source)}")
+
+
+def _places(mirror: Path, source: Mapping[str, Any]) -> list[Path]:
+    path, revision = str(source["path"]), str(source["revision"])
+    cached = mirror / f"datasets--{path.replace('/', '--')}" / "snapshots" / revision
+    return [folder for folder in (mirror / path, cached) if folder.is_dir()]
+
+
+def _files(folder: Path) -> list[Path]:
+    """What a repository holds; a download keeps its notes in files with a dot."""
+    inside = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        path
+        for path in inside
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def _remedy(mirror: Path, source: Mapping[str, Any]) -> str:
+    path, revision = source["path"], source["revision"]
+    return (
+        f"hf download {path} --repo-type dataset --revision {revision} --local-dir {mirror / path}"
+    )

@@ -1,0 +1,89 @@
+"""Encoding shared out among the ranks of torchrun, while rank 0 alone runs mteb."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embedkit import distributed
+from embedkit.evaluation.encoders import estimated_tokens
+from embedkit.models.embedder import Embedder
+
+ResultT = TypeVar("ResultT")
+
+
+class EncodingFailedError(RuntimeError):
+    """A rank could not encode its share, and the others do not have it."""
+
+
+class OverRanks:
+    """An encoder whose texts are encoded on all ranks, each its share of the estimated tokens.
+
+    Rank 0 works with it inside ``lead``, and meanwhile the others are in ``lead`` too, where they
+    encode what they are given::
+
+        summary = OverRanks(embedder).lead(lambda encoder: evaluate(encoder, tasks, output))
+    """
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self.name, self.prompts = embedder.name, embedder.prompts
+        # It is a hash over all weights, and only rank 0 asks for it.
+        self.identity = embedder.identity if distributed.is_main() else ""
+
+    def lead(self, work: Callable[["OverRanks"], ResultT]) -> ResultT:
+        """What ``work`` gives on rank 0, on every rank; a mistake found there is raised on all."""
+        if not distributed.is_main():
+            while (request := distributed.on_main(_nothing)) is not None:
+                with suppress(EncodingFailedError):  # Rank 0 decides what becomes of it.
+                    self._share(*request)
+        return distributed.on_main(lambda: self._led(work))
+
+    def encode(
+        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
+    ) -> NDArray[np.float32]:
+        """Embed texts, on rank 0 inside ``lead``. Shapes: ``(len(texts), D)``."""
+        request = (list(texts), prompt)
+        distributed.on_main(lambda: request)
+        return self._share(*request)
+
+    def _led(self, work: Callable[["OverRanks"], ResultT]) -> ResultT:
+        try:
+            return work(self)
+        finally:
+            distributed.on_main(_nothing)
+
+    def _share(self, texts: list[str], prompt: str) -> NDArray[np.float32]:
+        """Encode this rank's share of texts, and collect those of all."""
+        shares = shares_by_tokens(
+            estimated_tokens(texts, self._embedder.max_tokens), distributed.world_size()
+        )
+        mine = [texts[row] for row in shares[distributed.rank()].tolist()]
+        device, error = self._embedder.device, None
+        try:
+            vectors = torch.from_numpy(self._embedder.encode(mine, prompt=prompt)).to(device)
+        except Exception as failure:  # The other ranks wait for this one.
+            error = failure
+        if distributed.any_rank(error is not None, device):
+            raise EncodingFailedError(str(error or "on another rank")) from error
+        gathered = distributed.gather(vectors)[0].cpu().numpy()
+        return np.asarray(gathered[np.argsort(np.concatenate(shares))])
+
+
+def shares_by_tokens(tokens: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
+    """Rows for each of ``count`` ranks: neighbours in length, and about as many tokens for each.
+
+    Shapes: ``(texts,)`` to ``count`` arrays that together hold every row once.
+    """
+    order = np.argsort(-tokens, kind="stable")
+    # A text goes where its middle falls.
+    middles = np.cumsum(tokens[order]) - tokens[order] / 2
+    ends = np.searchsorted(middles, tokens.sum() * np.arange(1, count) / count)
+    return np.split(order, ends)
+
+
+def _nothing() -> Any:
+    return None
