@@ -30,10 +30,16 @@ def shipped(folder: str) -> Path:
     return installed if installed.is_dir() else Path(__file__).parents[1] / folder
 
 
-def find(folder: str, name: str, known: Callable[[], Iterable[str]] | None = None) -> Path:
+def find(
+    folder: str,
+    name: str,
+    known: Callable[[], Iterable[str]] | None = None,
+    listed_by: str | None = None,
+) -> Path:
     """The TOML file called ``name``: a path, or a name under a shipped folder without ``.toml``.
 
-    ``known`` are the names to offer in place of an unknown one; by default all of the folder.
+    ``known`` are the names to offer in place of an unknown one, by default all of the folder, and
+    ``listed_by`` is the command that prints them where they are too many for a line.
     """
     if name.endswith(".toml"):
         path = Path(expand(name))
@@ -43,10 +49,12 @@ def find(folder: str, name: str, known: Callable[[], Iterable[str]] | None = Non
     path = shipped(folder) / f"{name}.toml"
     if path.is_file():
         return path
-    names = known() if known else _names(shipped(folder))
-    raise UserError(
-        f"{name}: not a name under {folder}/ ({', '.join(sorted(names))}); a path ends in .toml"
-    )
+    names = sorted(known() if known else _names(shipped(folder)))
+    near = difflib.get_close_matches(name, names, n=3)
+    offers = [f"did you mean {', '.join(near)}?"] if near else []
+    offers += [f"{listed_by} prints all {len(names)}"] if listed_by else []
+    offered = " ".join(offers) or ", ".join(names)
+    raise UserError(f"{name}: not a name under {folder}/ ({offered}); a path ends in .toml")
 
 
 def _names(folder: Path) -> list[str]:

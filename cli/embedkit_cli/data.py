@@ -49,6 +49,19 @@ Upgrade = Annotated[
 ]
 
 
+@app.command("list")
+def list_() -> None:
+    """Print every source that comes with embedkit: name, kind, expected rows and licence."""
+    from embedkit.data.manifest import Manifest, shipped_tables
+    from embedkit.data.text_manifest import load_any_manifest
+
+    for name, _ in shipped_tables():
+        manifest = load_any_manifest(name)
+        kind = "pairs" if isinstance(manifest, Manifest) else "text"
+        rows = f"{manifest.rows:,} rows" if manifest.rows else "rows not stated"
+        typer.echo(f"{name}\t{kind}\t{rows}\t{manifest.license}")
+
+
 @app.command()
 def show(name: ManifestName, model: Model = "starter") -> None:
     """Print what a source is, its first rows and how long its texts are."""

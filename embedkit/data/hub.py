@@ -14,6 +14,7 @@ from embedkit.data.hub_lock import reason
 from embedkit.data.joins import joined
 from embedkit.data.manifest import HubConfig, HubSource
 from embedkit.errors import DataError
+from embedkit.network import settle_network
 
 Row = Mapping[str, Any]
 
@@ -96,6 +97,8 @@ def _rows(at: Place, config: str | None, split: str, streaming: bool) -> Iterato
 
     # Of a folder that has changed, a copy that datasets made earlier may be taken for the new.
     streaming = streaming or at.revision is None
+    if at.revision:
+        settle_network()
     try:
         found = datasets.load_dataset(
             at.path, config, split=split, revision=at.revision, streaming=streaming
@@ -113,9 +116,9 @@ def _refusal(at: Place, error: Exception) -> str:
     if at.revision is None:
         return f"cannot open {at.path} ({reason(error)}): lay the folder out as on the hub"
     return (
-        f"cannot open {at.path} at {at.revision[:8]} on the hub ({reason(error)}): fetch it where "
-        "there is a network and copy $HF_HOME here (then HF_HUB_OFFLINE=1 spares the attempt), or "
-        f"put a copy into $EMBEDKIT_HUB/{at.path}"
+        f"cannot open {at.path} at {at.revision[:8]} on the hub ({reason(error)}): run embedkit "
+        "data prepare where there is a network and bring $EMBEDKIT_CACHE or $HF_HOME here, or put "
+        f"a copy into $EMBEDKIT_HUB/{at.path}"
     )
 
 

@@ -62,13 +62,15 @@ def newest(id_: str) -> str:
     except Exception as error:
         raise DataError(
             f"cannot ask the hub for the newest revision of {id_} ({reason(error)}): run embedkit "
-            "data lock where there is a network, pin a revision in the manifest, or put a copy "
-            f"into $EMBEDKIT_HUB/{id_}"
+            "data lock and data prepare where there is a network and bring hub.lock.toml and "
+            f"$EMBEDKIT_CACHE here, or put a copy into $EMBEDKIT_HUB/{id_}"
         ) from None
 
 
 def reason(error: Exception) -> str:
     """The first line of an error that another library raised."""
+    if type(error).__name__ == "OfflineModeIsEnabled":
+        return "it does not answer, or HF_HUB_OFFLINE is set"
     return (str(error) or type(error).__name__).partition("\n")[0]
 
 

@@ -262,7 +262,7 @@ def load_manifest(name: str) -> Manifest:
 
 def read_manifest(name: str) -> tuple[Path, dict[str, Any]]:
     """A manifest's file and tables, which have its name."""
-    path = find(FOLDER, name, lambda: [known for known, _ in shipped_tables()])
+    path = find(FOLDER, name, _shipped_names, listed_by="embedkit data list")
     tables = read_toml(path)
     if "name" in tables:
         raise UserError(f"{path}: name: take it out, a manifest is called as its file")
@@ -278,6 +278,10 @@ def is_text(tables: Mapping[str, Any]) -> bool:
 def shipped_manifests() -> list[str]:
     """The names of all manifests of pairs that come with embedkit."""
     return [name for name, tables in shipped_tables() if not is_text(tables)]
+
+
+def _shipped_names() -> list[str]:
+    return [name for name, _ in shipped_tables()]
 
 
 def shipped_tables() -> list[tuple[str, dict[str, Any]]]:

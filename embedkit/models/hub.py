@@ -32,6 +32,7 @@ from embedkit.models.neobert.keys import PINNED, load_pretrained
 from embedkit.models.pickled import refuse_pickle
 from embedkit.models.quiet import quietly
 from embedkit.models.stored import read_stored
+from embedkit.network import settle_network
 from embedkit.recipe import Embedder as EmbedderSection
 from embedkit.tokenization import Tokenize
 from embedkit.toml import expand
@@ -257,6 +258,8 @@ def _load(kind: Any, path: str, model: str, **options: Any) -> Any:
     """``kind.from_pretrained(path)``, with what can go wrong told in one line."""
     if path in PINNED:
         options["revision"] = PINNED[path]
+    if not Path(path).is_dir():
+        settle_network()
     try:
         with quietly():
             return kind.from_pretrained(path, trust_remote_code=False, **options)

@@ -110,7 +110,7 @@ def test_offline_the_command_says_so_in_one_line(
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: cannot ask the hub for the newest revision of sh0416/ag_news (")
-    assert "run embedkit data lock where there is a network" in line
+    assert "run embedkit data lock and data prepare where there is a network" in line
     assert hub_lock.default_path().read_text() == before
 
 

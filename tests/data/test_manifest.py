@@ -2,6 +2,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from embedkit_cli.data import app
+from typer.testing import CliRunner
 
 from embedkit.data.columns import ColumnPath, RowFilter
 from embedkit.data.manifest import (
@@ -11,6 +13,7 @@ from embedkit.data.manifest import (
     load_manifest,
     shipped_manifests,
 )
+from embedkit.data.text_manifest import shipped_text_manifests
 from embedkit.errors import DataError, UserError
 
 FILES = 'source = { kind = "files", files = [{ path = "pairs.jsonl" }] }\n'
@@ -38,12 +41,28 @@ def test_a_shipped_manifest_states_its_licence_and_pins_its_rows(name: str) -> N
     assert manifest.source.kind != "package" or manifest.rows
 
 
-def test_only_manifests_are_offered_in_place_of_an_unknown_name() -> None:
-    with pytest.raises(UserError, match=r"npr2: not a name under data_manifests/ \(") as caught:
-        load_manifest("npr2")
-    offered = str(caught.value).partition("(")[2].partition(")")[0].split(", ")
-    assert {"npr", "wikipedia"} < set(offered)
-    assert not {"instructions", "hub.lock"} & set(offered)
+@pytest.mark.parametrize(
+    ("name", "offered"),
+    [
+        ("npr2", "did you mean npr? embedkit data list prints all "),
+        ("manpage", "did you mean open/manpages? embedkit data list prints all "),
+        # A file of the folder, but no manifest.
+        ("instruction", "embedkit data list prints all "),
+    ],
+)
+def test_near_manifests_are_offered_in_place_of_an_unknown_name(name: str, offered: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_manifest(name)
+    assert str(caught.value).startswith(f"{name}: not a name under data_manifests/ ({offered}")
+    assert len(str(caught.value)) < 150
+
+
+def test_data_list_names_every_manifest_and_nothing_else() -> None:
+    result = CliRunner().invoke(app, ["list"])
+    lines = [line.split("\t") for line in result.output.splitlines()]
+    assert [name for name, *_ in lines] == sorted([*shipped_manifests(), *shipped_text_manifests()])
+    assert ["npr", "pairs", "594,384 rows", "not stated"] in lines
+    assert "wikipedia" in {name for name, kind, *_ in lines if kind == "text"}
 
 
 def test_a_revision_may_be_left_open(tmp_path: Path) -> None:
