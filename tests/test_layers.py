@@ -14,13 +14,13 @@ import embedkit
 
 LAYERS = [
     # Layer 0 of the design, in the order in which its modules build on each other.
-    {"errors", "hashing", "interrupt", "keyed", "losses", "tokens"},
+    {"errors", "hashing", "interrupt", "keyed", "losses", "network", "tokens"},
     {"distributed", "toml", "tokenization"},
     {"recipe", "sharding"},
     {"optim", "precision", "prompts", "speed"},
     # Layers 1 to 4.
     {"checkpoint", "data", "gradcache", "metrics", "models"},
-    {"evaluation", "mixture", "objectives", "run_folder", "text_mixture"},
+    {"evaluation", "mining", "mixture", "objectives", "run_folder", "text_mixture"},
     {"held_out_loss", "inspection", "measuring", "report", "trainer"},
     {"course"},
     {"finetuning", "pretraining"},
