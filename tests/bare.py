@@ -5,7 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-_NOT_EMBEDKIT = ("embedkit", "_editable_impl_embedkit", "__editable__")
+_ABSENT = ("embedkit", "_editable_impl_embedkit", "__editable__", "peft")
+"""Nor peft, which trains adapters: an exported model has none."""
 
 
 def make_bare_venv(folder: Path) -> Path:
@@ -22,7 +23,7 @@ def make_bare_venv(folder: Path) -> Path:
         for package in Path(place).iterdir():
             link = links / package.name
             # What stands earlier on the path wins, as it does for Python.
-            if not package.name.startswith(_NOT_EMBEDKIT) and not link.exists():
+            if not package.name.startswith(_ABSENT) and not link.exists():
                 link.symlink_to(package)
     (site_packages,) = folder.glob("lib/python*/site-packages")
     (site_packages / "links.pth").write_text(f"{links}\n")

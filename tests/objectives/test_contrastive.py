@@ -1,7 +1,8 @@
 """The objective against a loss written with loops, on one rank and on several."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from embedkit.recipe import Contrastive
 from embedkit.tokens import TokenBatch
 
 TAU = 0.5
+WIDTH = 16
 Text = tuple[int, ...]
 
 
@@ -39,6 +41,7 @@ ROWS = [
     Row((4,), (19,), ((13,), (27, 28), (29,)), label=2),
 ]
 EVERYTHING = [range(len(ROWS))]
+WIDTHS = {WIDTH: 2.0, 8: 1.0, 3: 0.5}
 
 
 def share(rows: range, *, in_batch_negatives: bool = True) -> ContrastiveBatch:
@@ -69,20 +72,28 @@ class Expected:
     gradients: dict[str, Tensor]
     loss: float
     accuracy: float
+    losses: dict[str, float]
 
 
 def by_loops(
-    groups: Sequence[range], *, in_batch_negatives: bool = True, symmetric: bool = False
+    groups: Sequence[range],
+    *,
+    in_batch_negatives: bool = True,
+    symmetric: bool = False,
+    widths: Mapping[int, float] = MappingProxyType({WIDTH: 1.0}),
 ) -> Expected:
-    """What the objective must give where each group of rows shares its documents."""
+    """What the objective must give where each group of rows shares its documents.
+
+    ``widths`` are those that vectors are cut to, and what each counts in the mean.
+    """
     model = tiny_embedder()
-    losses, right = [], 0
+    by_width: dict[int, list[Tensor]] = {width: [] for width in widths}
+    right = 0
     for group in groups:
         documents = [(row, ROWS[row].positive, ROWS[row].label) for row in group]
         documents += [(row, text, 0) for row in group for text in ROWS[row].negatives]
         vectors = model(TokenBatch.from_lists([text for _, text, _ in documents]))
         queries = model(TokenBatch.from_lists([ROWS[row].query for row in group]))
-        scores = queries @ vectors.T / TAU
         positives = [*group, *[None] * (len(documents) - len(group))]
         kept = [
             [
@@ -92,18 +103,37 @@ def by_loops(
             ]
             for row in group
         ]
+        for width, losses in by_width.items():
+            scores = cosines(queries[:, :width], vectors[:, :width]) / TAU
+            losses += losses_of(scores, kept, symmetric=symmetric)
+        scores = cosines(queries, vectors)
         for place in range(len(group)):
             candidates = scores[place][torch.tensor(kept[place])]
-            loss = candidates.logsumexp(0) - scores[place, place]
             right += int((candidates <= scores[place, place]).all())
-            if symmetric:
-                asking = torch.tensor([kept[other][place] for other in range(len(group))])
-                reverse = scores[:, place][asking].logsumexp(0) - scores[place, place]
-                loss = (loss + reverse) / 2
-            losses.append(loss)
-    mean = torch.stack(losses).mean()
+    means = {width: torch.stack(losses).mean() for width, losses in by_width.items()}
+    terms = [weight * means[width] for width, weight in widths.items()]
+    mean = torch.stack(terms).sum() / sum(widths.values())
     mean.backward()
-    return Expected(gradients(model), mean.item(), right / len(ROWS))
+    losses_by_width = {f"loss_{width}": each.item() for width, each in means.items()}
+    return Expected(gradients(model), mean.item(), right / len(ROWS), losses_by_width)
+
+
+def cosines(rows: Tensor, others: Tensor) -> Tensor:
+    lengths = rows.norm(dim=1)[:, None] * others.norm(dim=1)
+    return rows @ others.T / lengths
+
+
+def losses_of(scores: Tensor, kept: list[list[bool]], *, symmetric: bool) -> list[Tensor]:
+    losses = []
+    for place in range(len(scores)):
+        candidates = scores[place][torch.tensor(kept[place])]
+        loss = candidates.logsumexp(0) - scores[place, place]
+        if symmetric:
+            asking = torch.tensor([kept[other][place] for other in range(len(scores))])
+            reverse = scores[:, place][asking].logsumexp(0) - scores[place, place]
+            loss = (loss + reverse) / 2
+        losses.append(loss)
+    return losses
 
 
 def counts(row: Row, text: Text, label: int) -> bool:
@@ -124,6 +154,8 @@ def check(config: Contrastive, expected: Expected, in_batch_negatives: bool) -> 
     assert metrics["tokens"].item() == sum(
         len(text) for row in ROWS for text in (row.query, row.positive, *row.negatives)
     )
+    by_width = {name: each.item() for name, each in metrics.items() if name.startswith("loss_")}
+    assert by_width == pytest.approx(expected.losses if config.matryoshka_dims else {})
 
 
 def shares(world_size: int) -> list[range]:
@@ -170,6 +202,28 @@ def test_a_source_without_in_batch_negatives_scores_each_querys_own(
     run_on_ranks(world_size, check, config, by_loops(EVERYTHING, in_batch_negatives=False), False)
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("chunk_tokens", [None, 5])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_gradients_of_cut_vectors_depend_on_neither_ranks_nor_chunks(
+    world_size: int, chunk_tokens: int | None, symmetric: bool
+) -> None:
+    config = Contrastive(
+        temperature=TAU,
+        chunk_tokens=chunk_tokens,
+        symmetric=symmetric,
+        matryoshka_dims=tuple(WIDTHS),
+        matryoshka_weights=tuple(WIDTHS.values()),
+    )
+    expected = by_loops(EVERYTHING, symmetric=symmetric, widths=WIDTHS)
+    run_on_ranks(world_size, check, config, expected, True)
+
+
+def test_without_weights_every_width_counts_the_same() -> None:
+    config = Contrastive(temperature=TAU, matryoshka_dims=(8, 3))
+    check(config, by_loops(EVERYTHING, widths={8: 1.0, 3: 1.0}), True)
+
+
 def test_the_settings_make_a_difference() -> None:
     # Or the tests above would hold of an objective that ignores them.
     losses = [
@@ -177,6 +231,8 @@ def test_the_settings_make_a_difference() -> None:
         by_loops(shares(2)).loss,
         by_loops(EVERYTHING, symmetric=True).loss,
         by_loops(EVERYTHING, in_batch_negatives=False).loss,
+        by_loops(EVERYTHING, widths=WIDTHS).loss,
+        by_loops(EVERYTHING, widths=dict.fromkeys(WIDTHS, 1.0)).loss,
     ]
     assert len({round(loss, 6) for loss in losses}) == len(losses)
 
