@@ -22,8 +22,25 @@ class Replay:
         loss(documents.embeddings).backward()   # stops at the embeddings
         documents.backward()                    # reaches the parameters
 
-    With ``cached=False`` the same chunks keep their graphs: the same numbers, more memory, and
-    ``backward`` has nothing left to do. A ``budget`` of ``None`` is one chunk, never cached.
+    Replays nest: an encoder may itself read the embeddings of another one, whose gradient gathers
+    over all chunks of all that read it. Go back through the readers first::
+
+        context = Replay(first, documents, budget=16_384, key=one)
+        texts = Replay(partial(second, context=context.embeddings), tokens, ...)
+        loss(texts.embeddings).backward()
+        texts.backward()                        # reaches the second encoder and the context
+        context.backward()                      # reaches the first encoder
+
+    With ``cached=False`` the same chunks keep their graphs: the same numbers, more memory. A
+    ``budget`` of ``None`` is one chunk, never cached.
+
+    Args:
+        encode: tokens to their embeddings.
+        tokens: of the whole batch.
+        budget: tokens of a chunk, ``overhead`` for each of its sequences included.
+        key: names the randomness of this batch.
+        cached: whether chunks are encoded a second time.
+        overhead: what a sequence costs beside its own tokens, as a context in front of each.
 
     Shapes: ``embeddings`` is ``(B, D)``, in the order of ``tokens``.
     """
@@ -36,26 +53,29 @@ class Replay:
         budget: int | None,
         key: int,
         cached: bool = True,
+        overhead: int = 0,
     ) -> None:
         self._encode, self._key = encode, key
         self._cached = cached and budget is not None
-        self._chunks = chunks_by_budget(tokens.lengths, budget)
+        self._chunks = chunks_by_budget(tokens.lengths + overhead, budget)
         self._tokens = [tokens.select(chunk) for chunk in self._chunks]
         with torch.set_grad_enabled(not self._cached):
             parts = [self._forward(number) for number in range(len(self._chunks))]
         back = torch.cat(self._chunks).argsort().to(parts[0].device)
-        self.embeddings = torch.cat(parts)[back]
-        if self._cached:
-            self.embeddings.requires_grad_()
+        self._joined = torch.cat(parts)[back]
+        # A graph that is kept stops here too: chunks that read these embeddings go back one after
+        # another, and a graph can be gone through once.
+        self.embeddings = self._joined.detach().requires_grad_()
 
     def backward(self) -> None:
         """Carry the gradient of ``embeddings`` on to the parameters."""
+        gradient = self.embeddings.grad
+        assert gradient is not None, "back-propagate the loss first"
         if not self._cached:
+            self._joined.backward(gradient)
             return
-        assert self.embeddings.grad is not None, "back-propagate the loss first"
         for number, chunk in enumerate(self._chunks):
-            wanted = self.embeddings.grad[chunk.to(self.embeddings.device)]
-            self._forward(number).backward(wanted)
+            self._forward(number).backward(gradient[chunk.to(gradient.device)])
 
     def _forward(self, number: int) -> Tensor:
         torch.manual_seed(keyed.key(self._key, number))
