@@ -1,0 +1,174 @@
+"""Who does the arithmetic of clustering: torch or faiss, on a CPU or a GPU."""
+
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from embedkit import keyed
+from embedkit.errors import UserError
+
+BackendName = Literal["torch", "faiss"]
+
+ITERATIONS = 10
+SAMPLED = 256
+"""Points for each centroid that training looks at, as faiss has it."""
+_BLOCK_ELEMENTS = 2**24
+"""Scores in memory at a time: 64 MiB."""
+
+
+class Backend(Protocol):
+    """Spherical k-means and exact search; the same seed gives the same centroids.
+
+    Shapes: n points and k centroids of p dimensions, all fp32, unit-norm and on ``device``.
+    """
+
+    name: BackendName
+    device: torch.device
+
+    def train(
+        self, points: Tensor, num: int, *, seed: int, iterations: int = ITERATIONS, tries: int = 1
+    ) -> Tensor:
+        """``num`` centroids, ``(k, p)``: of several tries the one with the best cohesion."""
+        ...
+
+    def search(self, points: Tensor, centroids: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The ``count`` nearest centroids of each point.
+
+        Shapes: scores ``(n, count)``, best first, and their centroids ``(n, count)``, int64.
+        """
+        ...
+
+
+def open_backend(name: str, device: torch.device) -> Backend:
+    """The backend called ``name``.
+
+    Raises:
+        UserError: there is no such backend, or it cannot work on ``device``.
+    """
+    if name == "torch":
+        return TorchBackend(device)
+    if name == "faiss":
+        return FaissBackend(device)
+    raise UserError(f"--backend {name}: choose torch or faiss")
+
+
+class TorchBackend:
+    """Blocks of one matrix product each; needs nothing but torch."""
+
+    name: BackendName = "torch"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def train(
+        self, points: Tensor, num: int, *, seed: int, iterations: int = ITERATIONS, tries: int = 1
+    ) -> Tensor:
+        best, best_cohesion = points[:num], -2.0
+        for attempt in range(tries):
+            sample = points[_drawn(len(points), SAMPLED * num, keyed.key(seed, attempt, "sample"))]
+            centroids = sample[_drawn(len(sample), num, keyed.key(seed, attempt, "first"))]
+            for _ in range(iterations):
+                scores, nearest = self.search(sample, centroids, 1)
+                centroids = means(sample, nearest[:, 0], scores[:, 0], num)
+            cohesion = self.search(sample, centroids, 1)[0].mean().item() if tries > 1 else 0.0
+            if cohesion > best_cohesion:
+                best, best_cohesion = centroids, cohesion
+        return best
+
+    def search(self, points: Tensor, centroids: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        block = max(1, _BLOCK_ELEMENTS // len(centroids))
+        found = [_top(part @ centroids.T, count) for part in points.split(block)]
+        scores, nearest = zip(*found, strict=True)
+        return torch.cat(scores), torch.cat(nearest)
+
+
+class FaissBackend:
+    """``faiss.Kmeans`` and a flat index; distributions of faiss decide whether a GPU is used."""
+
+    name: BackendName = "faiss"
+
+    def __init__(self, device: torch.device) -> None:
+        try:
+            import faiss
+        except ImportError:
+            raise UserError(
+                '--backend faiss: is not installed: pip install "embedkit-neobert[faiss]" '
+                "(with a GPU: [gpu]), or take --backend torch"
+            ) from None
+        if device.type == "cuda" and not faiss.get_num_gpus():
+            raise UserError(
+                "--backend faiss: this faiss has no GPU support: pip install "
+                '"embedkit-neobert[gpu]", or take --backend torch or --device cpu'
+            )
+        self.device, self._faiss = device, faiss
+
+    def train(
+        self, points: Tensor, num: int, *, seed: int, iterations: int = ITERATIONS, tries: int = 1
+    ) -> Tensor:
+        kmeans = self._faiss.Kmeans(
+            points.shape[1],
+            num,
+            niter=iterations,
+            nredo=tries,
+            spherical=True,
+            seed=seed & 0x7FFF_FFFF,
+            # Given here they hold; set on the object they would not.
+            max_points_per_centroid=SAMPLED,
+            min_points_per_centroid=1,
+            # A number would be how many GPUs, and a flag takes all of them.
+            gpu=1 if self.device.type == "cuda" else False,
+        )
+        kmeans.train(_array(points))
+        return torch.from_numpy(kmeans.centroids).to(self.device)
+
+    def search(self, points: Tensor, centroids: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        index: Any = self._faiss.IndexFlatIP(points.shape[1])
+        if self.device.type == "cuda":
+            resources = self._faiss.StandardGpuResources()
+            index = self._faiss.index_cpu_to_gpu(resources, self.device.index or 0, index)
+        index.add(_array(centroids))
+        scores, nearest = index.search(_array(points), count)
+        return torch.from_numpy(scores).to(self.device), torch.from_numpy(nearest).to(self.device)
+
+
+def means(points: Tensor, assigned: Tensor, scores: Tensor, num: int) -> Tensor:
+    """The direction of each cluster's mean, ``(num, p)``; unit-norm.
+
+    A cluster without points begins anew at one of those that are worst off, by ``scores``.
+    """
+    sums = cluster_sums(points, assigned, num)
+    empty = (torch.bincount(assigned, minlength=num) == 0).nonzero().squeeze(1)
+    if len(empty):
+        sums[empty] = points[torch.argsort(scores, stable=True)[: len(empty)]]
+    return F.normalize(sums, dim=1)
+
+
+def cluster_sums(points: Tensor, assigned: Tensor, num: int) -> Tensor:
+    """The sum of each cluster's points, ``(num, p)``, the same at every call."""
+    if points.device.type == "cpu":
+        return points.new_zeros(num, points.shape[1]).index_add_(0, assigned, points)
+    # A GPU adds in any order, and of integers every order makes the same sum.
+    whole = (points * 2.0**30).to(torch.int64)
+    sums = whole.new_zeros(num, points.shape[1]).index_add_(0, assigned, whole)
+    return (sums.double() * 2.0**-30).to(points.dtype)
+
+
+def _top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    if count == 1:
+        best, where = scores.max(dim=1, keepdim=True)
+        return best, where
+    best, where = scores.topk(count, dim=1)
+    return best, where
+
+
+def _drawn(size: int, count: int, draw_key: int) -> Tensor:
+    """``count`` of ``range(size)``, or all of it, in a shuffled order."""
+    places = np.arange(min(count, size))
+    return torch.from_numpy(keyed.permute(places, size, draw_key))
+
+
+def _array(points: Tensor) -> Any:
+    return np.ascontiguousarray(points.cpu().numpy())

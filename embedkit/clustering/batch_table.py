@@ -1,0 +1,208 @@
+"""Contextual batches on disk: which rows of which source make each batch, memory-mapped.
+
+``table.json`` says what the batches were made of and has their hash; ``sources/<number>/`` has the
+surrogate vectors of a source and ``rows.i64``, its batches end to end.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedkit.clustering.vectors import VectorStore
+from embedkit.data.records import Records
+from embedkit.errors import DataError, UserError
+
+HEADER = "table.json"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """What the table knows of a source."""
+
+    name: str
+    content: str
+    """A hash of its rows."""
+    rows: int
+    batch_size: int
+    """As asked for; a source with fewer rows is one batch of them all."""
+
+
+class SourceBatches:
+    """The batches of one source. Pickles as its place."""
+
+    def __init__(self, folder: Path, facts: SourceFacts, short_batch: bool) -> None:
+        self.folder, self.facts, self._short_batch = folder, facts, short_batch
+        self._order = read_order(folder, facts.rows)
+
+    def __len__(self) -> int:
+        """How many batches there are."""
+        full, rest = divmod(self.facts.rows, self.size)
+        return full + int(self._short_batch and rest > 0)
+
+    def __getitem__(self, batch: int) -> NDArray[np.int64]:
+        """The rows of a batch; raises ``IndexError`` where there is none of that number."""
+        if not 0 <= batch < len(self):
+            raise IndexError(f"batch {batch} of {self.facts.name}, which has {len(self)}")
+        return np.array(self._order[batch * self.size : (batch + 1) * self.size])
+
+    @property
+    def size(self) -> int:
+        """Rows of every batch, but of a short one at the end."""
+        return min(self.facts.batch_size, self.facts.rows)
+
+    @property
+    def left_out(self) -> NDArray[np.int64]:
+        """The rows that are in no batch: fewer than a batch, and those that lie furthest out."""
+        return np.array(self._order[len(self) * self.size :])
+
+    @cached_property
+    def vectors(self) -> VectorStore:
+        """The surrogate's vectors of all rows."""
+        return VectorStore(self.folder / "vectors")
+
+    def __getstate__(self) -> tuple[Path, SourceFacts, bool]:
+        return self.folder, self.facts, self._short_batch
+
+    def __setstate__(self, place: tuple[Path, SourceFacts, bool]) -> None:
+        self.__init__(*place)  # type: ignore[misc]
+
+
+class BatchTable:
+    """The batches of every source, by its name.
+
+    Usage::
+
+        table = BatchTable.open("clusters")
+        table.check(records, batch_sizes)
+        rows = table["pairs"][0]
+    """
+
+    def __init__(self, sources: Mapping[str, SourceBatches], header: Mapping[str, Any]) -> None:
+        self.sources, self.header = dict(sources), dict(header)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Self:
+        """Open what ``embedkit cluster`` has written.
+
+        Raises:
+            DataError: there is no whole table in ``folder``.
+        """
+        folder = Path(folder)
+        try:
+            header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+        except OSError:
+            raise DataError(
+                f"{folder}: holds no batches, or not all of them yet: run embedkit cluster "
+                f"--output {folder}"
+            ) from None
+        facts = [SourceFacts(**each) for each in header["sources"]]
+        short = bool(header["settings"]["short_batch"])
+        sources = {
+            each.name: SourceBatches(source_folder(folder, number), each, short)
+            for number, each in enumerate(facts)
+        }
+        return cls(sources, header)
+
+    def __getitem__(self, source: str) -> SourceBatches:
+        if source not in self.sources:
+            raise DataError(
+                f"{source}: has no batches here ({', '.join(self.sources)} have): run embedkit "
+                "cluster over a recipe that mixes it"
+            )
+        return self.sources[source]
+
+    @property
+    def hash(self) -> str:
+        """Changes with the rows, the surrogate, the settings and the batches themselves."""
+        return str(self.header["hash"])
+
+    @property
+    def num_batches(self) -> int:
+        """Of all sources."""
+        return sum(map(len, self.sources.values()))
+
+    def check(self, records: Sequence[Records], batch_sizes: Sequence[int]) -> None:
+        """See that the batches were made of these rows, in these sizes.
+
+        Raises:
+            DataError: a source is not in the table, or is not what it was.
+        """
+        for each, size in zip(records, batch_sizes, strict=True):
+            facts = self[each.name].facts
+            if facts.content != each.table.facts.content:
+                raise DataError(
+                    f"{each.name}: its rows are not those that the batches were made of: run "
+                    "embedkit cluster again, into another --output"
+                )
+            if facts.batch_size != size:
+                raise DataError(
+                    f"{each.name}: its batches were made for batch_size = {facts.batch_size}, not "
+                    f"{size}: set that in the recipe, or run embedkit cluster again"
+                )
+
+
+def write_header(
+    folder: Path,
+    sources: Sequence[SourceFacts],
+    settings: Mapping[str, Any],
+    surrogate: Mapping[str, str],
+) -> None:
+    """Make the table whole, once the batches of all sources are there."""
+    digest = hashlib.sha256()
+    for number, each in enumerate(sources):
+        digest.update(read_order(source_folder(folder, number), each.rows).data)
+    header: dict[str, Any] = {
+        "settings": dict(settings),
+        "surrogate": dict(surrogate),
+        "sources": [asdict(each) for each in sources],
+        "batches": digest.hexdigest(),
+    }
+    described = json.dumps(header, sort_keys=True)
+    header["hash"] = hashlib.sha256(described.encode()).hexdigest()
+    replace_text(folder / HEADER, json.dumps(header, indent=2) + "\n")
+
+
+def write_order(folder: Path, order: NDArray[np.int64]) -> None:
+    """Write the batches of a source, whole or not at all."""
+    assert (np.bincount(order, minlength=len(order)) == 1).all(), "a row is not there once"
+    aside = folder / "rows.part"
+    order.astype("<i8").tofile(aside)
+    aside.replace(folder / "rows.i64")
+
+
+def read_order(folder: Path, rows: int) -> NDArray[np.int64]:
+    """All rows of a source, batch after batch; those in no batch come last."""
+    path = folder / "rows.i64"
+    if not path.is_file() or path.stat().st_size != 8 * rows:
+        raise DataError(f"{path}: is not whole: remove it and run embedkit cluster again")
+    return np.memmap(path, np.dtype("<i8"), mode="r", shape=(rows,))
+
+
+def source_folder(folder: Path, number: int) -> Path:
+    """Where the files of a source lie: by its number, since a name may be a path."""
+    return folder / "sources" / f"{number:03d}"
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file that is there whole or not at all."""
+    aside = path.with_name(f"{path.name}.part")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
+
+
+def refuse_other(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` where a folder was begun with something else."""
+    from embedkit.toml import differences
+
+    if changes := differences(then, now):
+        raise UserError(
+            f"{folder}: was begun with other settings: {'; '.join(changes)}; undo the change, or "
+            "choose another --output"
+        )

@@ -1,0 +1,48 @@
+"""From two vectors a pair to one short point: what k-means works on.
+
+With equal centroids for both sides, clustering queries and documents together is clustering their
+means: |q - m|^2 + |d - m|^2 = 2 |(q + d) / 2 - m|^2 + |q - d|^2 / 2, and the last term is fixed. So
+each pair is one point, the direction of q + d, in the leading principal axes.
+"""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embedkit import keyed
+from embedkit.clustering.vectors import VectorStore
+
+_SAMPLED = 100_000
+"""Pairs whose two vectors the axes are fitted on."""
+
+
+def principal_axes(store: VectorStore, dims: int, *, seed: int) -> Tensor:
+    """The directions in which the vectors of both sides are longest; ``(D, dims)`` at most.
+
+    Not centred: projection then keeps inner products, and so the cosines that are clustered by.
+    """
+    count = min(_SAMPLED, len(store))
+    rows = np.sort(keyed.permute(np.arange(count), len(store), keyed.key(seed, "axes")))
+    moments = torch.zeros(store.width, store.width, dtype=torch.float64)
+    for side in (store.queries, store.documents):
+        for part in np.array_split(rows, max(1, count // 2**14)):
+            vectors = torch.from_numpy(side[part].astype(np.float32))
+            moments += (vectors.T @ vectors).double()
+    _, axes = torch.linalg.eigh(moments)
+    return axes[:, -dims:].flip(1).float()
+
+
+def write_points(store: VectorStore, axes: Tensor, points: NDArray[np.float16]) -> None:
+    """Fill ``points``, ``(n, dims)``, with unit vectors."""
+    start = 0
+    for queries, documents in store.blocks():
+        pairs = mean_directions(torch.from_numpy(queries), torch.from_numpy(documents))
+        points[start : start + len(pairs)] = F.normalize(pairs @ axes, dim=1).half().numpy()
+        start += len(pairs)
+
+
+def mean_directions(queries: Tensor, documents: Tensor) -> Tensor:
+    """The unit vector in the middle of each pair; shapes ``(n, D)``."""
+    return F.normalize(queries + documents, dim=1)
