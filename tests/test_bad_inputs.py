@@ -188,6 +188,27 @@ BAD = {
         ("model/config.json: is a file; pass the folder that holds config.json",),
         overrides=("model=model/config.json",),
     ),
+    "lora_target_missing": Bad(
+        ("lora.target_modules: the backbone has no linear layer qkv; it has query, key, value, ",),
+        overrides=("lora.target_modules=['query', 'qkv']",),
+    ),
+    "lora_target_is_a_word": Bad(
+        ("lora.target_modules", "'all-linear'", "got 'query'"),
+        overrides=("lora.target_modules=query",),
+    ),
+    "lora_rank": Bad(("lora.rank: ", "greater than 0", "got 0"), overrides=("lora.rank=0",)),
+    "matryoshka_order": Bad(
+        ("objective: matryoshka_dims = [8, 16]: each has to be less than the one before it",),
+        overrides=("objective.matryoshka_dims=[8, 16]",),
+    ),
+    "matryoshka_weights": Bad(
+        ("objective: matryoshka_weights has 1 values for 2 matryoshka_dims: give each one, or",),
+        overrides=("objective.matryoshka_dims=[16, 8]", "objective.matryoshka_weights=[1.0]"),
+    ),
+    "matryoshka_too_wide": Bad(
+        ("objective.matryoshka_dims: 64 is more than the 32 dimensions of model; begin with 32",),
+        overrides=("objective.matryoshka_dims=[64, 8]",),
+    ),
     "texts_too_long": Bad(
         ("data.max_document_tokens = 512: model reads at most 128 tokens; set it to that or less",),
         overrides=("data.max_document_tokens=512",),
