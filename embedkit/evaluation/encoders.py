@@ -98,7 +98,7 @@ def estimated_tokens(texts: Sequence[str], limit: int | None = None) -> NDArray[
 def _rounds(tokens: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Rows in order of length, the longest first, some ``_ROUND_TOKENS`` at a time."""
     order = np.argsort(-tokens, kind="stable")
-    rounds = np.cumsum(tokens[order]) // _ROUND_TOKENS
+    rounds = (np.cumsum(tokens[order]) - tokens[order]) // _ROUND_TOKENS
     for first, last in _runs(rounds):
         yield order[first:last]
 

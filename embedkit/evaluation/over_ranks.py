@@ -81,7 +81,7 @@ def shares_by_tokens(tokens: NDArray[np.int64], count: int) -> list[NDArray[np.i
     order = np.argsort(-tokens, kind="stable")
     # A text goes where its middle falls.
     middles = np.cumsum(tokens[order]) - tokens[order] / 2
-    ends = np.searchsorted(middles, tokens.sum() * np.arange(1, count) / count)
+    ends = np.searchsorted(middles, tokens.sum() * np.arange(1, count) / count, "right")
     return np.split(order, ends)
 
 

@@ -69,9 +69,10 @@ class VectorCache:
         pair = self._pair(identity, prompt)
         width = vectors.shape[1]
         with self._lock:
-            if not self._make_room(pair, len(keys) * (_KEY_BYTES + 4 * width)):
+            header = 0 if pair.keys.exists() else _KEY_BYTES
+            if not self._make_room(pair, header + len(keys) * (_KEY_BYTES + 4 * width)):
                 return
-            if not pair.keys.exists():
+            if header:
                 pair.vectors.write_bytes(b"")
                 pair.keys.write_bytes(np.array([width, 0], dtype=np.uint64).tobytes())
             count = pair.keys.stat().st_size // _KEY_BYTES - 1

@@ -1,0 +1,216 @@
+import hashlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from evaluation.encoders import Encoder
+from evaluation.folders import QUERIES, write_task
+from ranks import run_on_ranks
+from sentence_transformers import SentenceTransformer
+
+from embedkit import distributed
+from embedkit.evaluation import encoders
+from embedkit.evaluation.encoders import Remembering, TextEncoder, Truncated, estimated_tokens
+from embedkit.evaluation.mteb import evaluate
+from embedkit.evaluation.over_ranks import EncodingFailedError, OverRanks, shares_by_tokens
+from embedkit.evaluation.summary import Summary
+from embedkit.evaluation.task_folders import read_task_folders
+from embedkit.evaluation.vector_cache import VectorCache
+from embedkit.models import hub
+
+
+class Counting:
+    """Vectors made of hashes, and a note of the texts that were encoded."""
+
+    name = identity = "counting"
+    prompts: Mapping[str, str] = {}
+
+    def __init__(self) -> None:
+        self.rounds: list[list[str]] = []
+
+    def encode(
+        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
+    ) -> np.ndarray:
+        self.rounds.append(list(texts))
+        digests = [hashlib.sha256((prompt + text).encode()).digest()[:4] for text in texts]
+        numbers = np.array([list(digest) for digest in digests], dtype=np.float32).reshape(-1, 4)
+        return numbers / np.linalg.norm(numbers, axis=1, keepdims=True)
+
+
+def test_only_what_is_missing_is_encoded(tmp_path: Path) -> None:
+    inner = Counting()
+    encoder = Remembering(inner, VectorCache(tmp_path, 10**6))
+    first = encoder.encode(["b", "a"], prompt="p: ")
+    again = encoder.encode(["c", "a", "d", "b"], prompt="p: ")
+    assert inner.rounds == [["b", "a"], ["c", "d"]]
+    assert np.array_equal(again, Counting().encode(["c", "a", "d", "b"], prompt="p: "))
+    assert np.array_equal(again[[3, 1]], first)
+    assert encoder.encode([]).shape == (0, 4)
+
+
+def test_the_longest_texts_come_first_and_a_round_has_its_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoders, "_ROUND_TOKENS", 10)
+    inner = Counting()
+    texts = ["x" * length for length in (4, 40, 8, 12)]
+    found = Remembering(inner, VectorCache(tmp_path, 10**6)).encode(texts)
+    assert [[len(text) for text in each] for each in inner.rounds] == [[40], [12, 8], [4]]
+    assert np.array_equal(found, Counting().encode(texts))
+
+
+def test_texts_that_tasks_share_under_one_prompt_are_encoded_once(tmp_path: Path) -> None:
+    inner = Counting()
+    encoder = Remembering(inner, VectorCache(tmp_path / "vectors", 10**6))
+    for name, type_ in (("one", "retrieval"), ("two", "reranking")):
+        write_task(tmp_path / "tasks" / name, type_)
+    tasks = read_task_folders(tmp_path / "tasks")
+    summary = evaluate(encoder, tasks, tmp_path / "out")
+    encoded = [text for texts in inner.rounds for text in texts]
+    assert len(encoded) == len(set(encoded))
+    plain = Counting()
+    alone = evaluate(plain, tasks, tmp_path / "plain")
+    assert sum(map(len, plain.rounds)) > len(encoded)
+    for name, each in summary.scores.items():
+        assert each.score == alone.scores[name].score
+
+
+def test_a_second_run_after_a_kill_encodes_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoders, "_ROUND_TOKENS", 24)
+    write_task(tmp_path / "mine", "retrieval")
+    child = multiprocessing.get_context("fork").Process(target=score_until_killed, args=(tmp_path,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    inner, whole = Counting(), Counting()
+    resumed = score(inner, tmp_path)
+    untouched = evaluate(whole, read_task_folders(tmp_path / "mine"), tmp_path / "whole")
+    assert resumed.scores["mine"].score == untouched.scores["mine"].score
+    encoded = {text for texts in inner.rounds for text in texts}
+    every = {text for texts in whole.rounds for text in texts}
+    noted = set((tmp_path / "kept").read_text().splitlines())
+    assert len(noted) > len(QUERIES)
+    assert encoded == every - noted
+    assert len(encoded) > 2
+
+
+def score(encoder: TextEncoder, folder: Path) -> Summary:
+    remembering = Remembering(encoder, VectorCache(folder / "vectors", 10**6))
+    return evaluate(remembering, read_task_folders(folder / "mine"), folder / "out")
+
+
+def score_until_killed(folder: Path) -> None:
+    score(Killed(folder / "kept"), folder)
+
+
+class Killed(Counting):
+    """Notes what it has encoded, and dies in the middle of the corpus, as by ``kill -9``."""
+
+    def __init__(self, notes: Path) -> None:
+        super().__init__()
+        self._notes = notes
+
+    def encode(
+        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
+    ) -> np.ndarray:
+        if len(self.rounds) == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with self._notes.open("a") as notes:
+            notes.writelines(f"{text}\n" for text in texts)
+        return super().encode(texts, prompt=prompt)
+
+
+def test_a_cut_is_the_first_dimensions_at_unit_norm() -> None:
+    cut = Truncated(Counting(), 2)
+    found = cut.encode(["a", "b"], prompt="p: ")
+    expected = Counting().encode(["a", "b"], prompt="p: ")[:, :2]
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert len({cut.identity, Truncated(Counting(), 3).identity, Counting.identity}) == 3
+
+
+def test_a_cut_is_scored_apart_from_the_whole(
+    tmp_path: Path, minilm_model: SentenceTransformer
+) -> None:
+    encoder = Encoder(minilm_model, "m")
+    tasks = read_task_folders(write_task(tmp_path / "mine", "sts"))
+    whole = evaluate(encoder, tasks, tmp_path / "out").scores["mine"].score
+    cut = evaluate(Truncated(encoder, 3), tasks, tmp_path / "out").scores["mine"].score
+    assert cut != whole
+    minilm_model.truncate_dim = 3
+    expected = evaluate(Encoder(minilm_model, "m"), tasks, tmp_path / "st").scores["mine"].score
+    minilm_model.truncate_dim = None
+    assert cut == pytest.approx(expected, abs=1e-6)
+
+
+def test_shares_are_neighbours_in_length_of_about_as_many_tokens() -> None:
+    tokens = np.array([5, 100, 40, 60, 10, 5, 30, 50])
+    shares = shares_by_tokens(tokens, 3)
+    assert [tokens[share].tolist() for share in shares] == [[100], [60, 50], [40, 30, 10, 5, 5]]
+    assert sorted(np.concatenate(shares).tolist()) == list(range(8))
+    few = shares_by_tokens(np.array([7]), 3)
+    assert sorted(len(share) for share in few) == [0, 0, 1]
+    assert [len(share) for share in shares_by_tokens(np.array([], dtype=np.int64), 2)] == [0, 0]
+
+
+def test_a_text_counts_for_no_more_than_the_model_reads() -> None:
+    assert estimated_tokens(["", "x" * 400, "y" * 40], 64).tolist() == [2, 64, 12]
+
+
+def test_two_ranks_score_as_one(tmp_path: Path, tiny_model: Path) -> None:
+    for type_ in ("retrieval", "sts"):
+        write_task(tmp_path / "tasks" / type_, type_)
+    tasks = read_task_folders(tmp_path / "tasks")
+    alone = evaluate(hub.load(str(tiny_model)), tasks, tmp_path / "alone")
+    run_on_ranks(2, score_shared, tiny_model, tmp_path)
+    together = Summary.read(tmp_path / "together" / "summary.json")
+    assert together.identity == alone.identity
+    for name, each in alone.scores.items():
+        assert together.scores[name].score == pytest.approx(each.score, abs=1e-6)
+
+
+def score_shared(model: Path, folder: Path) -> None:
+    tasks = read_task_folders(folder / "tasks")
+    embedder = hub.load(str(model))
+    counted: list[int] = []
+    embedder.backbone.register_forward_hook(lambda *_: counted.append(1))
+    output = folder / ("together" if distributed.is_main() else "not-written")
+    summary = OverRanks(embedder).lead(lambda encoder: evaluate(encoder, tasks, output))
+    assert summary.coverage == "2 of 2 tasks"
+    assert counted, "every rank encodes"
+    assert not (folder / "not-written").exists()
+
+
+def test_a_rank_that_fails_fails_the_task_and_not_the_run(tiny_model: Path) -> None:
+    run_on_ranks(2, fail_on_one_rank, tiny_model)
+
+
+def fail_on_one_rank(model: Path) -> None:
+    embedder = hub.load(str(model))
+    if distributed.rank() == 1:
+        # A text of this model is at least as long as its two special tokens.
+        embedder.backbone.register_forward_pre_hook(stumble)
+    outcomes = OverRanks(embedder).lead(try_twice)
+    assert outcomes == ["EncodingFailedError", "(1, 32)"]
+
+
+def stumble(module: torch.nn.Module, arguments: tuple[object, ...]) -> None:
+    raise MemoryError("out of memory")
+
+
+def try_twice(encoder: OverRanks) -> list[str]:
+    outcomes = []
+    # A single text is rank 0's, so that rank 1 has nothing to stumble over.
+    for texts in (["one", "two"], ["one"]):
+        try:
+            outcomes.append(str(encoder.encode(texts).shape))
+        except EncodingFailedError as error:
+            outcomes.append(type(error).__name__)
+    return outcomes
