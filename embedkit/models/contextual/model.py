@@ -46,7 +46,7 @@ class Contextual(nn.Module):
     NeoBERT, appendix G). Queries and documents are read alike, in a context of documents.
 
     Args:
-        first: the encoder of context documents; ``None`` where a context is frozen.
+        first: the encoder of context documents; ``None`` where only ``frozen`` is to be read.
         second: the encoder of texts; also the first one's where ``config.tied``.
         tokenizer: of both, with its own truncation and padding switched off.
         config: the shape of what joins them.
@@ -54,6 +54,7 @@ class Contextual(nn.Module):
         max_tokens: where ``encode`` cuts a text, special tokens included.
         name: what reports call the model.
         autocast: the type of the matrix products; ``None`` keeps that of the weights.
+        frozen: the context that ``encode`` takes where none is given.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class Contextual(nn.Module):
         position_limit: int,
         name: str,
         autocast: torch.dtype | None = None,
+        frozen: Context | None = None,
     ) -> None:
         super().__init__()
         if isinstance(second, Backbone):
             check_architecture(second.model, name)
         self.config, self.tokenizer = config, tokenizer
         self.prompts, self.name, self.autocast = dict(prompts), name, autocast
+        self.frozen = frozen
         self.position_limit = position_limit - config.text_start
         if self.position_limit < 3:
             raise UserError(
@@ -193,7 +196,7 @@ class Contextual(nn.Module):
 
         Args:
             texts: of queries or of documents.
-            context: what ``build_context`` gave.
+            context: what ``build_context`` gave; may be left out where one is frozen.
             kind: whose prompt stands before each text.
             prompt: stands there instead.
             show_progress: draw a bar.
@@ -201,12 +204,13 @@ class Contextual(nn.Module):
         Raises:
             UserError: there is no context, or another model made it.
         """
+        context = context or self.frozen
         if context is None:
             raise UserError(
                 f"{self.name}: a text's vector depends on its corpus; pass "
                 "context=model.build_context(corpus), or build_context([]) for none"
             )
-        if context.model != self.identity:
+        if context is not self.frozen and context.model != self.identity:
             raise UserError(
                 f"the context was made by another model than {self.name}; build it anew"
             )

@@ -1,0 +1,210 @@
+"""Texts embedded in a context of real words, by a tiny encoder."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from embedkit.errors import UserError
+from embedkit.models import hub
+from embedkit.models.contextual import model as module
+from embedkit.models.contextual.config import ContextualConfig
+from embedkit.models.contextual.context import Context, Embeddings, similarity
+from embedkit.models.contextual.model import Contextual
+from embedkit.tokens import TokenBatch
+
+CORPUS = [f"a document about {subject}" for subject in ("otters", "tides", "kilns", "ferns")]
+OTHER = [f"the law of {subject}" for subject in ("rents", "wills", "torts")]
+TEXTS = ["how do otters sleep", "x", "", "when is it high tide " * 12]
+
+
+def load(folder: Path, **settings: Any) -> Contextual:
+    embedder = hub.load(str(folder))
+    embedder.prompts = {"query": "query: ", "document": "document: "}
+    return Contextual.around(embedder, ContextualConfig(**({"num_context": 6} | settings)))
+
+
+@pytest.fixture
+def model(tiny_model: Path) -> Contextual:
+    return load(tiny_model)
+
+
+def test_texts_are_embedded_as_the_network_embeds_them(model: Contextual) -> None:
+    context = model.build_context(CORPUS, seed=3)
+    assert context.vectors.shape == (4, 32)
+    assert (context.corpus_size, context.seed) == (4, 3)
+    found = model.encode(TEXTS, context=context, kind="query")
+    ids = model.tokenizer(["query: " + text for text in TEXTS], truncation=True, max_length=128)
+    tokens = TokenBatch.from_lists(ids["input_ids"])
+    expected = model.eval()(tokens, context.vectors).detach()
+    np.testing.assert_allclose(found.vectors, expected, atol=1e-5)
+    assert found.context == context.hash
+    assert len(found) == len(TEXTS)
+
+
+def test_any_number_of_texts_gives_the_same_vectors(
+    model: Contextual, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = model.build_context(CORPUS)
+    whole = model.encode(TEXTS, context=context).vectors
+    monkeypatch.setattr(module, "_ENCODE_TEXTS", 3)
+    monkeypatch.setattr(module, "_ENCODE_TOKENS", 40)
+    again = model.encode(TEXTS, context=context).vectors
+    np.testing.assert_allclose(again, whole, atol=1e-5)
+    assert model.encode([], context=context).vectors.shape == (0, 32)
+
+
+def test_queries_and_documents_get_the_models_prompts(model: Contextual) -> None:
+    context = model.build_context(CORPUS)
+    query = model.encode(["a"], context=context, kind="query").vectors
+    document = model.encode(["a"], context=context, kind="document").vectors
+    assert np.abs(query - document).max() > 1e-3
+    literal = model.encode(["a"], context=context, prompt="query: ").vectors
+    assert np.array_equal(literal, query)
+    plain = model.build_context(CORPUS, prompt="")
+    assert plain.hash != context.hash
+
+
+def test_a_draw_depends_on_the_seed_alone(model: Contextual) -> None:
+    corpus = [f"document number {number}" for number in range(40)]
+    draws = [model.build_context(corpus, num_documents=5, seed=seed) for seed in (0, 0, 1)]
+    hashes = [each.hash for each in draws]
+    assert hashes[0] == hashes[1] != hashes[2]
+    assert all(each.vectors.shape == (5, 32) for each in draws)
+    distinct = torch.unique(draws[0].vectors.round(decimals=4), dim=0)
+    assert len(distinct) == 5
+
+
+def test_vectors_of_different_contexts_refuse_to_be_compared(model: Contextual) -> None:
+    here, there = model.build_context(CORPUS), model.build_context(OTHER)
+    queries = model.encode(TEXTS, context=here, kind="query")
+    documents = model.encode(CORPUS, context=here)
+    scores = similarity(queries, documents)
+    np.testing.assert_allclose(scores, queries.vectors @ documents.vectors.T)
+    assert np.abs(scores).max() <= 1 + 1e-5
+    with pytest.raises(
+        UserError, match=f"context {here.hash[:12]}, documents in {there.hash[:12]}"
+    ):
+        similarity(queries, model.encode(CORPUS, context=there))
+
+
+def test_a_forgotten_context_is_a_mistake(model: Contextual) -> None:
+    with pytest.raises(UserError, match=r"pass context=model\.build_context\(corpus\)"):
+        model.encode(TEXTS)
+
+
+def test_no_documents_are_a_context_of_their_own(model: Contextual) -> None:
+    none = model.build_context([])
+    assert none.vectors.shape == (0, 32)
+    alone = model.encode(TEXTS, context=none)
+    beside = model.encode(TEXTS, context=model.build_context(CORPUS))
+    assert alone.context != beside.context
+    assert np.abs(alone.vectors - beside.vectors).max() > 1e-4
+
+
+def change_a_weight(model: Contextual) -> None:
+    with torch.no_grad():
+        assert model.slots.null is not None
+        model.slots.null[0] += 1e-6
+
+
+def change_the_prompts(model: Contextual) -> None:
+    model.prompts = {"query": "find: "}
+
+
+def step(model: Contextual) -> None:
+    model.encode(["a"], context=model.build_context([]))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.SGD(model.parameters(), lr=1e-3).step()
+
+
+def load_others(model: Contextual) -> None:
+    model.load_state_dict({name: each + 1 for name, each in model.state_dict().items()})
+
+
+@pytest.mark.parametrize("change", [change_a_weight, change_the_prompts, step, load_others])
+def test_a_context_of_another_model_is_refused(
+    change: Callable[[Contextual], None], model: Contextual
+) -> None:
+    context = model.build_context(CORPUS)
+    model.encode(TEXTS, context=context)
+    change(model)
+    with pytest.raises(UserError, match=r"made by another model than .*; build it anew"):
+        model.encode(TEXTS, context=context)
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "message"),
+    [
+        ({}, {"num_documents": 7}, "num_documents = 7: the model has 6 slots; ask for fewer"),
+        ({}, {"num_documents": -1}, "num_documents = -1"),
+        (
+            {"null_vector": False, "context_dropout": 0.0},
+            {},
+            "a context of 4 documents: .* no null vector to fill its 6 slots",
+        ),
+    ],
+)
+def test_a_context_that_does_not_fit_is_refused(
+    tiny_model: Path, settings: dict[str, Any], arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        load(tiny_model, **settings).build_context(CORPUS, **arguments)
+
+
+def test_a_saved_context_is_the_same_context(model: Contextual, tmp_path: Path) -> None:
+    context = model.build_context(CORPUS, seed=5)
+    context.save(tmp_path / "new" / "corpus.safetensors")
+    again = Context.load(tmp_path / "new" / "corpus.safetensors")
+    assert again.hash == context.hash
+    assert (again.corpus_size, again.seed, again.model) == (4, 5, model.identity)
+    queries = model.encode(TEXTS, context=again)
+    assert similarity(queries, model.encode(CORPUS, context=context)).shape == (4, 4)
+
+
+def test_a_file_that_is_no_context_is_refused(model: Contextual, tmp_path: Path) -> None:
+    path = tmp_path / "corpus.safetensors"
+    with pytest.raises(UserError, match="no such file"):
+        Context.load(path)
+    path.write_text("text")
+    with pytest.raises(UserError, match="is no context"):
+        Context.load(path)
+    save_file({"vectors": torch.ones(2, 3)}, path)
+    with pytest.raises(UserError, match="is no context"):
+        Context.load(path)
+
+
+def test_a_changed_file_is_refused(model: Contextual, tmp_path: Path) -> None:
+    path = tmp_path / "corpus.safetensors"
+    context = model.build_context(CORPUS)
+    context.save(path)
+    facts = {"model": context.model, "corpus_size": 4, "seed": 0, "hash": context.hash}
+    vectors = load_file(path)["vectors"]
+    vectors[0, 0] += 1
+    save_file({"vectors": vectors}, path, metadata={"embedkit_context": json.dumps(facts)})
+    with pytest.raises(UserError, match="not those it was saved with"):
+        Context.load(path)
+
+
+def test_a_frozen_context_is_taken_where_none_is_given(model: Contextual) -> None:
+    context = model.build_context(CORPUS)
+    expected = model.encode(TEXTS, context=context)
+    model.frozen = context
+    found = model.encode(TEXTS)
+    assert isinstance(found, Embeddings)
+    assert found.context == expected.context
+    assert np.array_equal(found.vectors, expected.vectors)
+
+
+def test_encoding_knows_no_dropout_and_leaves_training_on(model: Contextual) -> None:
+    context = model.build_context(CORPUS)
+    expected = model.encode(TEXTS, context=context).vectors
+    model.train()
+    assert np.array_equal(model.encode(TEXTS, context=context).vectors, expected)
+    assert model.training
