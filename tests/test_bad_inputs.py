@@ -193,7 +193,7 @@ BAD = {
         overrides=("lora.target_modules=['query', 'qkv']",),
     ),
     "lora_target_is_a_word": Bad(
-        ("lora.target_modules", "'all-linear'", "got 'query'"),
+        ('lora.target_modules: query is not "all-linear": write a list, ["query"]',),
         overrides=("lora.target_modules=query",),
     ),
     "lora_rank": Bad(("lora.rank: ", "greater than 0", "got 0"), overrides=("lora.rank=0",)),

@@ -45,6 +45,23 @@ def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir())
 
 
+def test_a_frozen_parameter_stays_what_the_run_was_given(tmp_path: Path) -> None:
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    for each in (model, other):
+        each.weight.requires_grad_(False)
+    given = other.weight.clone()
+    optimizers = [build_optimizer(each, Optim(lr=0.1)) for each in (model, other)]
+    model(torch.ones(1, 2)).sum().backward()
+    optimizers[0].step()
+    state = checkpoint.captured(model, optimizers[0])
+    assert state.weights.keys() == {"bias"}
+    checkpoint.restore(
+        checkpoint.read(checkpoint.save(tmp_path, 1, state, {}, keep=1)), other, optimizers[1]
+    )
+    assert torch.equal(other.weight, given)
+    assert torch.equal(other.bias, model.bias)
+
+
 def test_weights_and_moments_come_back(tmp_path: Path) -> None:
     model, optimizer = trained()
     checkpoint.save(tmp_path, 3, checkpoint.captured(model, optimizer), {"seed": 7}, keep=1)

@@ -20,6 +20,7 @@ from embedkit.trainer import Interrupted
 
 CACHED = "objective.chunk_tokens=100"
 ACCUMULATED = "optim.accumulation=2"
+ADAPTED = ("lora.rank=4", "lora.dropout=0.2", "objective.matryoshka_dims=[32, 8]")
 
 
 def crash(recipe: Recipe, output: Path, *, after: int, resume: bool = False) -> None:
@@ -30,7 +31,7 @@ def crash(recipe: Recipe, output: Path, *, after: int, resume: bool = False) -> 
         runs.finetune(recipe, output, resume=resume)
 
 
-@pytest.mark.parametrize("overrides", [(), (CACHED, ACCUMULATED)])
+@pytest.mark.parametrize("overrides", [(), (CACHED, ACCUMULATED), (CACHED, *ADAPTED)])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(
     world_size: int, overrides: tuple[str, ...], small_recipe: Path, tmp_path: Path

@@ -8,6 +8,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    field_validator,
     model_validator,
 )
 
@@ -104,6 +105,13 @@ class Lora(Section):
     ) = "all-linear"
     """Which linear layers get an adapter, by the last parts of their names. A NeoBERT has ``qkv``,
     ``wo``, ``w12`` and ``w3``."""
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _no_single_name(cls, value: Any) -> Any:
+        if isinstance(value, str) and value != "all-linear":
+            raise ValueError(f'{value} is not "all-linear": write a list, ["{value}"]')
+        return value
 
 
 class Evaluation(Section):
