@@ -20,10 +20,11 @@ LAYERS = [
     {"optim", "precision", "prompts", "speed"},
     # Layers 1 to 4.
     {"checkpoint", "data", "gradcache", "metrics", "models"},
+    {"clustering"},
     {"evaluation", "mining", "mixture", "objectives", "run_folder", "text_mixture"},
-    {"held_out_loss", "inspection", "measuring", "report", "trainer"},
+    {"held_out_loss", "initial_weights", "inspection", "measuring", "report", "trainer"},
     {"course"},
-    {"finetuning", "pretraining"},
+    {"evaluating", "finetuning", "pretraining"},
     {"runs"},
 ]
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from embedkit.clustering.backends import Backend, means
 
-CANDIDATES = 16
+CANDIDATES = 8
 """Nearest centroids that a point chooses from, unless all of them are full."""
-_UPDATES = 3
+_UPDATES = 6
 """Times that centroids move to the means of their equal clusters."""
-_ROUNDS = 40
+_ROUNDS = 20
 """Changes of prices between two moves of the centroids."""
 
 
