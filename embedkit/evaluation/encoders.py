@@ -72,7 +72,7 @@ class Truncated:
 
     def __init__(self, encoder: TextEncoder, dimensions: int) -> None:
         self._encoder, self._dimensions = encoder, dimensions
-        self.name, self.prompts = encoder.name, encoder.prompts
+        self.name, self.prompts = f"{encoder.name}@{dimensions}", encoder.prompts
         cut = f"{encoder.identity} {dimensions}"
         self.identity = hashlib.sha256(cut.encode()).hexdigest()
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from embedkit import distributed
-from embedkit.evaluation.encoders import estimated_tokens
+from embedkit.evaluation.encoders import TextEncoder, estimated_tokens
 from embedkit.models.embedder import Embedder
 
 ResultT = TypeVar("ResultT")
@@ -31,11 +31,15 @@ class OverRanks:
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
         self.name, self.prompts = embedder.name, embedder.prompts
-        # It is a hash over all weights, and only rank 0 asks for it.
-        self.identity = embedder.identity if distributed.is_main() else ""
 
-    def lead(self, work: Callable[["OverRanks"], ResultT]) -> ResultT:
+    @property
+    def identity(self) -> str:
+        return self._embedder.identity
+
+    def lead(self, work: Callable[[TextEncoder], ResultT]) -> ResultT:
         """What ``work`` gives on rank 0, on every rank; a mistake found there is raised on all."""
+        if distributed.world_size() == 1:
+            return work(self._embedder)
         if not distributed.is_main():
             while (request := distributed.on_main(_nothing)) is not None:
                 with suppress(EncodingFailedError):  # Rank 0 decides what becomes of it.
@@ -50,7 +54,7 @@ class OverRanks:
         distributed.on_main(lambda: request)
         return self._share(*request)
 
-    def _led(self, work: Callable[["OverRanks"], ResultT]) -> ResultT:
+    def _led(self, work: Callable[[TextEncoder], ResultT]) -> ResultT:
         try:
             return work(self)
         finally:

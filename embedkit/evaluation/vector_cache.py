@@ -9,6 +9,9 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from embedkit.errors import UserError
 
 Keys = NDArray[np.uint64]
 """Shapes: ``(texts, 2)``, the 128 bits of a hash."""
@@ -23,6 +26,18 @@ def keys_of(texts: Sequence[str]) -> Keys:
         for text in texts
     )
     return np.frombuffer(b"".join(digests), dtype=np.uint64).reshape(-1, 2)
+
+
+def bytes_of(size: str) -> int:
+    """A size as people write it, such as 20GB or 512MiB, in bytes.
+
+    Raises:
+        UserError: it is something else.
+    """
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(size))
+    except ValidationError:
+        raise UserError(f"cache size {size}: write a number and a unit, such as 20GB") from None
 
 
 class VectorCache:

@@ -205,7 +205,7 @@ def stumble(module: torch.nn.Module, arguments: tuple[object, ...]) -> None:
     raise MemoryError("out of memory")
 
 
-def try_twice(encoder: OverRanks) -> list[str]:
+def try_twice(encoder: TextEncoder) -> list[str]:
     outcomes = []
     # A single text is rank 0's, so that rank 1 has nothing to stumble over.
     for texts in (["one", "two"], ["one"]):
