@@ -3,11 +3,8 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -18,9 +15,6 @@ from embedkit.models.language_model import LanguageModel
 from embedkit.objectives.masked_lm import micro_batches
 from embedkit.recipe import PretrainRecipe
 from embedkit.text_mixture import TextMixture
-
-_SEEN = 2**24
-"""Tokens of training that are counted."""
 
 
 class HeldOutLosses:
@@ -43,7 +37,7 @@ class HeldOutLosses:
         self._model = model
         self._vocabulary = model.network.config.vocab_size
         self._batches = mixture.held_out_batches()
-        self._seen = {each.name: each.tokenized.train.ids for each in mixture.sources}
+        self._sources = {each.name: each for each in mixture.sources}
         self._path, self._console = path, console
 
     def before(self, start: int) -> None:
@@ -67,7 +61,8 @@ class HeldOutLosses:
             table.add_column(column, justify="left" if column == "source" else "right")
         for batch in self._batches:
             loss, accuracy = losses[batch.source]
-            known = unigram_loss(self._seen[batch.source], batch.targets, self._vocabulary)
+            frequencies = self._sources[batch.source].word_frequencies(self._vocabulary)
+            known = unigram_loss(frequencies, batch.targets)
             table.add_row(batch.source, f"{loss:.3f}", f"{known:.3f}", f"{accuracy:.1%}")
         self._console.print(table)
 
@@ -105,13 +100,9 @@ class HeldOutLosses:
         self._path.write_text("".join(kept), encoding="utf-8")
 
 
-def unigram_loss(seen: NDArray[Any], targets: Tensor, vocabulary: int) -> float:
-    """Mean loss of guessing by frequency in training, whatever the rest of the text says.
-
-    Counts are those of the first 16 M tokens, and one more for each word (Laplace).
-    """
-    counts = np.bincount(seen[:_SEEN], minlength=vocabulary) + 1
-    losses = np.log(counts.sum()) - np.log(counts)
-    total = torch.tensor([losses[targets.numpy()].sum(), len(targets)])
+def unigram_loss(frequencies: Tensor, targets: Tensor) -> float:
+    """Mean loss over all ranks of guessing by frequency, whatever the rest of the text says."""
+    losses = -frequencies.log()[targets]
+    total = torch.tensor([losses.sum(), len(targets)], dtype=torch.float64)
     summed, count = distributed.sum_over_ranks(total).tolist()
     return summed / max(1.0, count)

@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+import torch
 from rich.table import Table
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed
@@ -17,6 +20,9 @@ from embedkit.data.vocabulary import Vocabulary
 from embedkit.errors import DataError, UserError
 from embedkit.recipe import PretrainRecipe, Text, TextData
 
+_COUNTED = 2**24
+"""Tokens of a source from which the frequencies of its words are known."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextSource:
@@ -28,6 +34,12 @@ class TextSource:
     rows: Rows
     held_out: Rows | None
     """``None`` where no document is held out, or none is long enough."""
+
+    def word_frequencies(self, vocabulary: int) -> Tensor:
+        """Each word's share of the first 16 M tokens, every word counted once more (Laplace)."""
+        seen = self.tokenized.train.ids[:_COUNTED]
+        counts = torch.from_numpy(np.bincount(seen, minlength=vocabulary) + 1)
+        return counts / counts.sum(dtype=torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,11 @@ class TextMixture:
     @property
     def fingerprints(self) -> dict[str, str]:
         return {each.name: each.tokenized.fingerprint for each in self.sources}
+
+    def word_frequencies(self, vocabulary: int) -> Tensor:
+        """Each word's share of what a step may expect to read."""
+        each = zip(self.shares, self.sources, strict=True)
+        return torch.stack([s * one.word_frequencies(vocabulary) for s, one in each]).sum(dim=0)
 
     def held_out_batches(self) -> list[MaskedBatch]:
         """For each source that holds documents out, this rank's part of what it is measured on."""

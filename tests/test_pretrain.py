@@ -19,8 +19,10 @@ from tiny import MINILM
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from embedkit import distributed, runs
+from embedkit.data.documents import is_held_out
 from embedkit.data.texts import Texts
 from embedkit.errors import UserError
+from embedkit.models import hub
 from embedkit.recipe import load_pretrain_recipe, load_recipe
 
 
@@ -199,6 +201,35 @@ def test_a_second_stage_starts_from_the_weights_of_the_first(
     assert state_of(tmp_path / "three") == state_of(tmp_path / "two")
 
 
+def test_the_decoder_starts_from_the_embedding_and_the_words_frequencies(
+    recipe: str, tmp_path: Path
+) -> None:
+    still = ("steps=1", "optim.lr=1e-9")
+    start = ("start.decoder='embedding'", "start.bias='frequencies'")
+    pretrain(recipe, (*still, *start), tmp_path / "run")
+    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    torch.testing.assert_close(
+        weights["decoder.weight"], weights["model.encoder.weight"], rtol=0, atol=1e-6
+    )
+    expected = np.zeros(30522)
+    for name, share in {"short": 0.5, "long": 0.5}.items():
+        counts = np.ones(30522)
+        for word in trained_words(recipe, name):
+            counts[word] += 1
+        expected += share * counts / counts.sum()
+    np.testing.assert_allclose(weights["decoder.bias"].numpy(), np.log(expected), atol=1e-5)
+
+
+def trained_words(recipe: str, name: str) -> list[int]:
+    """The ids of all documents that the source ``name`` does not hold out."""
+    texts = Texts.from_manifest(str(Path(recipe).parent / f"{name}.toml"))
+    tokenizer = AutoTokenizer.from_pretrained(hub.resolve(MINILM))
+    documents = [
+        each.text for each in texts.documents() if not is_held_out(each, texts.description)
+    ]
+    return [i for ids in tokenizer(documents, add_special_tokens=False)["input_ids"] for i in ids]
+
+
 def test_weights_of_other_sizes_are_refused(recipe: str, alone: Path, tmp_path: Path) -> None:
     overrides = (f"init_from={alone}", "model.num_hidden_layers=3")
     with pytest.raises(UserError, match=r"init_from = .*: 6 of its weights are not this model's"):
@@ -220,6 +251,7 @@ def test_texts_of_ones_own_stand_in_for_a_manifest(recipe: str, tmp_path: Path) 
     ("overrides", "message"),
     [
         (("model.vocab_size=100",), r"vocab_size = 100: .* has 30522 ids"),
+        (("init_from=x", "start.bias='frequencies'"), "start: concerns random weights"),
         (("init_from=nowhere/at/all",), "nowhere/at/all: no such folder"),
         (("data.draw_rows=3",), "8 rows a step, which is not a multiple of draw_rows = 3"),
         (("optim.accumulation=2",), r"set data\.micro_tokens instead"),

@@ -15,8 +15,8 @@ from embedkit import runs
 from embedkit.data.records import open_records
 from embedkit.data.text_manifest import load_text_manifest
 from embedkit.data.texts import Texts
+from embedkit.initial_weights import architecture
 from embedkit.models.neobert import NeoBERTForMaskedLM
-from embedkit.pretraining import architecture
 from embedkit.recipe import PretrainRecipe, load_any_recipe, load_pretrain_recipe
 from embedkit.toml import differences, shipped, validated
 

@@ -7,6 +7,7 @@ from embedkit.recipe.pretraining import (
     HeldOutLoss,
     MaskedLM,
     PretrainRecipe,
+    Start,
     Text,
     TextData,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "PretrainRecipe",
     "Recipe",
     "RecipeT",
+    "Start",
     "Text",
     "TextData",
     "Training",

@@ -33,6 +33,17 @@ class Architecture(Section):
     gradient_checkpointing: bool = False
 
 
+class Start(Section):
+    """How the decoder begins, where the weights are random."""
+
+    decoder: Literal["random", "embedding"] = "random"
+    """``embedding``: as its copy, so that a word's state need only stay near its embedding for the
+    word to be told; the two go separate ways from there."""
+    bias: Literal["zero", "frequencies"] = "zero"
+    """``frequencies``: the logarithm of each word's share of the text, so that training does not
+    begin with learning which words are frequent."""
+
+
 class Text(Section):
     """A source of text in a mixture."""
 
@@ -102,6 +113,7 @@ class PretrainRecipe(Training):
     model: Architecture
     init_from: str | None = None
     """A run's folder or a model's, whose weights training starts from."""
+    start: Start = Start()
     data: TextData
     objective: MaskedLM
     held_out: HeldOutLoss = HeldOutLoss()
@@ -114,6 +126,8 @@ class PretrainRecipe(Training):
     def _steps_and_positions(self) -> Self:
         if self.steps is None:
             raise ValueError("steps is missing")
+        if self.init_from is not None and self.start != Start():
+            raise ValueError("start: concerns random weights, and init_from names others")
         if self.optim.accumulation != 1:
             raise ValueError(
                 "optim.accumulation: set data.micro_tokens instead, which changes no gradient"
