@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from embedkit.clustering.vectors import VectorStore
 from embedkit.data.records import Records
-from embedkit.errors import DataError, UserError
+from embedkit.errors import DataError
 
 HEADER = "table.json"
 
@@ -195,14 +195,3 @@ def replace_text(path: Path, text: str) -> None:
     aside = path.with_name(f"{path.name}.part")
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)
-
-
-def refuse_other(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` where a folder was begun with something else."""
-    from embedkit.toml import differences
-
-    if changes := differences(then, now):
-        raise UserError(
-            f"{folder}: was begun with other settings: {'; '.join(changes)}; undo the change, or "
-            "choose another --output"
-        )

@@ -111,13 +111,13 @@ def _ordered(cell: Cell, homes: NDArray[np.int64], scratch: Path) -> Cell:
     order = np.argsort(homes, kind="stable")
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
-    points = _space(cell.points.shape, scratch)
+    points = space(cell.points.shape, scratch)
     for start in range(0, len(order), _BLOCK):
         points[places[start : start + _BLOCK]] = cell.points[start : start + _BLOCK]
     return Cell(points, cell.rows[order])
 
 
-def _space(shape: tuple[int, ...], scratch: Path) -> NDArray[Any]:
+def space(shape: tuple[int, ...], scratch: Path) -> NDArray[Any]:
     """Room for points: in memory, or for many of them in a file that has no name."""
     if shape[0] <= _IN_MEMORY:
         return np.empty(shape, dtype=np.float16)

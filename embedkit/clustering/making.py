@@ -1,0 +1,145 @@
+"""From sources to a table of contextual batches: embed, reduce, cut (paper, section 5.2.2)."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt
+from rich.console import Console
+
+from embedkit import distributed, keyed
+from embedkit.clustering import cells, reduction
+from embedkit.clustering.backends import Backend, BackendName, open_backend
+from embedkit.clustering.batch_table import (
+    BatchTable,
+    SourceFacts,
+    replace_text,
+    source_folder,
+    write_header,
+    write_order,
+)
+from embedkit.clustering.comparison import compare
+from embedkit.clustering.report import markdown, plot
+from embedkit.clustering.vectors import VectorStore, embed
+from embedkit.data.records import Records
+from embedkit.errors import UserError
+from embedkit.models.embedder import Embedder
+from embedkit.toml import Section, differences
+
+SURROGATE = "thenlper/gte-large"
+"""The model that embeds for the clustering in the paper (appendix G.2)."""
+_BEGUN = "begun.json"
+
+
+class Settings(Section):
+    """How batches are cut."""
+
+    dims: PositiveInt = 128
+    """Principal axes that k-means works in."""
+    max_tokens: int = Field(default=512, ge=3)
+    """Where the surrogate cuts a text, special tokens included."""
+    short_batch: bool = False
+    """Make the rows that fill no batch a short one, instead of leaving them out."""
+    backend: BackendName = "torch"
+    seed: NonNegativeInt = 0
+
+
+class Options(TypedDict, total=False):
+    """The fields of ``Settings``."""
+
+    dims: int
+    max_tokens: int
+    short_batch: bool
+    backend: BackendName
+    seed: int
+
+
+def make(
+    records: Sequence[Records],
+    batch_sizes: Sequence[int],
+    surrogate: Embedder,
+    output: Path,
+    settings: Settings,
+    console: Console,
+) -> BatchTable:
+    """Write the batches of every source under ``output``; what is there already stays.
+
+    Called on every rank: all embed every source together, then each cuts some of the sources.
+
+    Raises:
+        UserError: ``output`` is something else, or was begun with other data or settings.
+    """
+    backend = open_backend(settings.backend, distributed.local_device())
+    surrogate.max_tokens = min(surrogate.max_tokens, settings.max_tokens)
+    model = {"name": surrogate.name, "identity": surrogate.identity}
+    facts = [
+        SourceFacts(each.name, each.table.facts.content, len(each), size)
+        for each, size in zip(records, batch_sizes, strict=True)
+    ]
+    distributed.on_main(partial(_begin, output, facts, settings, model))
+    for number, each in enumerate(records):
+        embed(each, surrogate, source_folder(output, number) / "vectors", console)
+    for number in range(distributed.rank(), len(facts), distributed.world_size()):
+        console.print(f"cut {facts[number].name}", highlight=False, markup=False)
+        _cut(source_folder(output, number), facts[number], backend, settings)
+    distributed.barrier()
+    distributed.on_main(partial(write_header, output, facts, settings.model_dump(), model))
+    return BatchTable.open(output)
+
+
+def report(table: BatchTable, output: Path, settings: Settings, console: Console) -> None:
+    """Write ``report.md`` and a picture of it, unless those of this table are there."""
+    page = output / "report.md"
+    if page.is_file() and table.hash in page.read_text(encoding="utf-8"):
+        return
+    backend = open_backend(settings.backend, distributed.local_device())
+    comparisons = []
+    for name, batches in table.sources.items():
+        console.print(f"measure {name}", highlight=False, markup=False)
+        comparisons.append(compare(batches, backend, seed=settings.seed))
+    if remark := plot(comparisons, output / "report"):
+        console.print(remark, highlight=False, markup=False, soft_wrap=True)
+    # Last, since it is what a second run goes by.
+    replace_text(page, markdown(table, comparisons))
+
+
+def _begin(
+    output: Path, facts: Sequence[SourceFacts], settings: Settings, model: Mapping[str, str]
+) -> None:
+    """Claim the folder, or see that it was claimed for the same batches."""
+    now: dict[str, Any] = {
+        "settings": settings.model_dump(),
+        "surrogate": {**model, "identity": model["identity"][:12]},
+        "sources": {each.name: {**asdict(each), "content": each.content[:12]} for each in facts},
+        "order": [each.name for each in facts],
+    }
+    begun = output / _BEGUN
+    if begun.is_file():
+        if changes := differences(json.loads(begun.read_text(encoding="utf-8")), now):
+            raise UserError(
+                f"{output}: was begun with something else: {'; '.join(changes)}; undo the change, "
+                "or choose another --output"
+            )
+        return
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output}: is not empty and holds no batches; choose another --output")
+    output.mkdir(parents=True, exist_ok=True)
+    replace_text(begun, json.dumps(now, indent=2) + "\n")
+
+
+def _cut(folder: Path, facts: SourceFacts, backend: Backend, settings: Settings) -> None:
+    if (folder / "rows.i64").is_file():
+        return
+    if facts.rows <= facts.batch_size:
+        write_order(folder, np.arange(facts.rows))
+        return
+    store = VectorStore(folder / "vectors")
+    seed = keyed.key(settings.seed, "clusters", facts.content)
+    axes = reduction.principal_axes(store, settings.dims, seed=seed)
+    points = cells.space((len(store), axes.shape[1]), folder)
+    reduction.write_points(store, axes, points)
+    write_order(folder, cells.cut(points, facts.batch_size, backend, seed=seed, scratch=folder))
