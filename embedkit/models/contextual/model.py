@@ -46,7 +46,8 @@ class Contextual(nn.Module):
     NeoBERT, appendix G). Queries and documents are read alike, in a context of documents.
 
     Args:
-        first: the encoder of context documents; ``None`` where only ``frozen`` is to be read.
+        first: the encoder of context documents; ``None`` where only ``frozen`` is to be read. Both
+            encoders lose their pooler.
         second: the encoder of texts; also the first one's where ``config.tied``.
         tokenizer: of both, with its own truncation and padding switched off.
         config: the shape of what joins them.
@@ -84,9 +85,9 @@ class Contextual(nn.Module):
                 "taken in front of a text; set position_free = true"
             )
         self.max_tokens = min(max_tokens, self.position_limit)
-        self.second = second
+        self.second = _without_pooler(second)
         # One name for one weight: files of weights refuse two.
-        self._own_first = None if config.tied else first
+        self._own_first = None if config.tied or first is None else _without_pooler(first)
         self._hashed: tuple[object, str] | None = None
         with torch.random.fork_rng(devices=()):
             # The same in every process.
@@ -94,7 +95,7 @@ class Contextual(nn.Module):
             words: Any = second.model.get_input_embeddings()
             self.slots = Slots(config, words.weight)
             self.context_projection = self.output_projection = None
-            if config.context_projection and self.first is not None:
+            if config.context_projection:
                 self.context_projection = _two_layers(second.width, nn.GELU())
             if config.output_projection:
                 self.output_projection = _two_layers(second.width, nn.ReLU())
@@ -274,6 +275,16 @@ class Contextual(nn.Module):
                 vectors[start + rows.numpy()] = embed(chunk).float().cpu().numpy()
         self.train(was_training)
         return vectors
+
+
+def _without_pooler(
+    backbone: Backbone | NeoBERTBackbone,
+) -> Backbone | NeoBERTBackbone:
+    """The same without what would be neither used nor trained, and yet be stored."""
+    network: Any = backbone.model
+    if getattr(network, "pooler", None) is not None:
+        network.pooler = None
+    return backbone
 
 
 def _two_layers(width: int, activation: nn.Module) -> nn.Sequential:

@@ -87,9 +87,8 @@ def backbone(
 ) -> Backbone | NeoBERTBackbone:
     if kind == "neobert":
         with torch.random.fork_rng(devices=()):
-            model = tiny_neobert(
-                vocab_size=64, hidden_size=WIDTH, decoder_init_range=0.4, **changes
-            ).double()
+            sizes = {"vocab_size": 64, "hidden_size": WIDTH, "decoder_init_range": 0.4}
+            model = tiny_neobert(**(sizes | changes)).double()
         if seed:
             with torch.no_grad():
                 for parameter in model.parameters():
