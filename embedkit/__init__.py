@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from embedkit.data.records import Records
     from embedkit.data.texts import Texts
     from embedkit.errors import DataError, UserError
+    from embedkit.mining.mining import mine
     from embedkit.models.export import export
     from embedkit.recipe import PretrainRecipe, Recipe, load_pretrain_recipe, load_recipe
     from embedkit.runs import evaluate, finetune, load, pretrain
@@ -25,6 +26,7 @@ __all__ = [
     "load",
     "load_pretrain_recipe",
     "load_recipe",
+    "mine",
     "pretrain",
 ]
 
@@ -41,6 +43,7 @@ _HOMES = {
     "load": "runs",
     "load_pretrain_recipe": "recipe",
     "load_recipe": "recipe",
+    "mine": "mining.mining",
     "pretrain": "runs",
 }
 

@@ -15,6 +15,7 @@ from embedkit_cli import data
 from embedkit_cli.compare import compare
 from embedkit_cli.evaluate import eval_mteb
 from embedkit_cli.export import export
+from embedkit_cli.mine import mine
 from embedkit_cli.perplexity import eval_perplexity
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app.command()(compare)
 app.command("eval-mteb")(eval_mteb)
 app.command("eval-perplexity")(eval_perplexity)
 app.command("export")(export)
+app.command()(mine)
 
 RecipeName = Annotated[
     str, typer.Option("--recipe", help="A name under recipes/, without .toml, or a path.")

@@ -1,0 +1,76 @@
+"""The documents nearest to queries: by inner product, exact, a piece of the scores at a time."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embedkit.mining.corpus import Ids
+
+Scores = NDArray[np.float32]
+
+_SCORES = {"cpu": 2**25, "cuda": 2**28}
+"""Scores that exist at a time, in fp32."""
+
+
+class Search(Protocol):
+    """Knows the vectors of the documents."""
+
+    def top(self, queries: Scores, count: int) -> tuple[Scores, Ids]:
+        """The best documents of each query, best first.
+
+        Shapes: queries ``(q, D)`` -> scores and numbers ``(q, count)``; where fewer were found,
+        the numbers end in -1.
+        """
+
+
+Best = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""Queries ``(q, D)``, documents ``(n, D)`` and k -> the k best scores and where they are."""
+
+
+class ExactSearch:
+    """Walks over the documents block by block and keeps the best so far.
+
+    Args:
+        vectors: of the documents, ``(N, D)``, memory-mapped.
+        device: where scores are computed, in fp32.
+        best: how the best of a block are found.
+    """
+
+    def __init__(self, vectors: NDArray[Any], device: torch.device, best: Best) -> None:
+        self._vectors, self._device, self._best = vectors, device, best
+
+    def top(self, queries: Scores, count: int) -> tuple[Scores, Ids]:
+        wanted = torch.from_numpy(queries).to(self._device)
+        scores = wanted.new_empty(len(queries), 0)
+        numbers = torch.empty(len(queries), 0, dtype=torch.int64, device=self._device)
+        step = max(count, _SCORES[self._device.type] // max(len(queries), 1))
+        for start in range(0, len(self._vectors), step):
+            block = self._vectors[start : start + step].astype(np.float32)
+            documents = torch.from_numpy(block).to(self._device)
+            found, places = self._best(wanted, documents, min(count, len(documents)))
+            scores = torch.cat([scores, found], dim=1)
+            numbers = torch.cat([numbers, places + start], dim=1)
+            scores, kept = scores.topk(min(count, scores.shape[1]), dim=1)
+            numbers = numbers.gather(1, kept)
+        return filled(scores.cpu().numpy(), numbers.cpu().numpy(), count)
+
+
+def torch_best(queries: Tensor, documents: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """By a matrix product and a partial sort."""
+    found = (queries @ documents.T).topk(count, dim=1)
+    return found.values, found.indices
+
+
+def filled(scores: Scores, numbers: Ids, count: int) -> tuple[Scores, Ids]:
+    """``count`` columns, best first; equal scores by number, and what was not found at the end."""
+    scores = np.where(numbers < 0, np.float32(-np.inf), scores)
+    order = np.lexsort((numbers, -scores), axis=1)
+    lacking = ((0, 0), (0, count - scores.shape[1]))
+    return (
+        np.pad(np.take_along_axis(scores, order, 1), lacking, constant_values=-np.inf),
+        np.pad(np.take_along_axis(numbers, order, 1), lacking, constant_values=-1),
+    )

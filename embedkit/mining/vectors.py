@@ -1,0 +1,84 @@
+"""Texts as unit vectors on disk, kept in the cache under all that they depend on."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from embedkit.data import cache
+from embedkit.mining.blocks import BlockFile, mapped
+from embedkit.mining.corpus import Ids, Side
+from embedkit.mining.settings import StoreType
+from embedkit.mining.stages import stage
+from embedkit.models.embedder import Embedder
+
+_TEXTS = 2048
+"""Encoded between two blocks on disk."""
+_TYPES: dict[StoreType, type[np.generic]] = {"fp16": np.float16, "fp32": np.float32}
+_FILE = "vectors"
+
+
+def stored_vectors(
+    side: Side,
+    embedder: Embedder,
+    *,
+    identity: str,
+    prompt: str,
+    max_tokens: int | None,
+    store: StoreType,
+    console: Console,
+) -> NDArray[Any]:
+    """The vectors of all texts of ``side``, ``(texts, D)``, memory-mapped; the first time, encode.
+
+    A process that is killed leaves its whole blocks to the next. Several may ask at a time: one
+    encodes, the others wait.
+
+    Args:
+        side: the texts.
+        embedder: the model.
+        identity: its identity.
+        prompt: put in front of each text.
+        max_tokens: where to cut a text that the model would read further.
+        store: the type on disk.
+        console: where progress goes.
+    """
+    limit = min(max_tokens or embedder.max_tokens, embedder.max_tokens)
+    parts = [side.identity, identity, prompt, limit, store, _TEXTS]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+    kind, width = np.dtype(_TYPES[store]), embedder.backbone.width
+    build = partial(_encode, side, embedder, prompt, limit, kind, console)
+    folder = cache.built("vectors", key, build, resumable=True)
+    return mapped(folder / _FILE, kind, width)
+
+
+def _encode(
+    side: Side,
+    embedder: Embedder,
+    prompt: str,
+    limit: int,
+    kind: np.dtype[Any],
+    console: Console,
+    folder: Path,
+) -> None:
+    file = BlockFile(folder / _FILE, kind, embedder.backbone.width)
+    own_limit, embedder.max_tokens = embedder.max_tokens, limit
+    try:
+        with stage(console, f"encoding {side.name}", len(side), len(file)) as advance:
+            for numbers in _blocks(len(file), len(side)):
+                # Blocks begin at the same places after an interruption, so that every text is
+                # encoded beside the same others and its vector is the same to the last bit.
+                file.append(embedder.encode(side.texts(numbers), prompt=prompt).astype(kind))
+                advance(len(numbers))
+    finally:
+        embedder.max_tokens = own_limit
+
+
+def _blocks(start: int, stop: int) -> Iterator[Ids]:
+    for first in range(start, stop, _TEXTS):
+        yield np.arange(first, min(first + _TEXTS, stop))

@@ -1,0 +1,118 @@
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+from embedkit.mining import search
+from embedkit.mining.search import ExactSearch, Search, torch_best
+
+CPU = torch.device("cpu")
+QUIET = Console(file=io.StringIO())
+
+
+def unit(rows: int, width: int = 8, seed: int = 0) -> NDArray[np.float32]:
+    vectors = np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def assert_best(found: Search, queries: NDArray[Any], documents: NDArray[Any], count: int) -> None:
+    """Against a sort of all scores in double precision."""
+    all_scores = queries.astype(np.float64) @ documents.astype(np.float64).T
+    expected = np.argsort(-all_scores, axis=1)[:, :count]
+    scores, numbers = found.top(queries, count)
+    np.testing.assert_array_equal(numbers, expected)
+    np.testing.assert_allclose(scores, np.take_along_axis(all_scores, expected, 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 100, 2**25])
+@pytest.mark.parametrize("count", [1, 7, 50])
+def test_torch_finds_the_best_however_few_scores_exist_at_a_time(
+    count: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(search._SCORES, "cpu", at_a_time)
+    queries, documents = unit(5, seed=1), unit(50).astype(np.float16)
+    assert_best(ExactSearch(documents, CPU, torch_best), queries, documents, count)
+
+
+def test_what_is_not_there_ends_in_minus_one() -> None:
+    scores, numbers = ExactSearch(unit(2), CPU, torch_best).top(unit(3), 4)
+    assert (numbers[:, 2:] == -1).all()
+    assert (numbers[:, :2] >= 0).all()
+    assert np.isneginf(scores[:, 2:]).all()
+
+
+def test_equal_scores_stand_in_the_order_of_the_documents() -> None:
+    same = np.repeat(unit(1), 5, axis=0)
+    assert ExactSearch(same, CPU, torch_best).top(unit(1), 5)[1].tolist() == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("at_a_time", [100, 2**25])
+def test_flat_faiss_agrees_with_torch(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    faiss = pytest.importorskip("faiss")
+    from embedkit.mining.faiss_search import flat_best
+
+    monkeypatch.setitem(search._SCORES, "cpu", at_a_time)
+    queries, documents = unit(5, seed=1), unit(50)
+    flat = ExactSearch(documents, CPU, flat_best(faiss, CPU))
+    assert_best(flat, queries, documents, 7)
+    by_torch = ExactSearch(documents, CPU, torch_best).top(queries, 7)
+    np.testing.assert_array_equal(flat.top(queries, 7)[1], by_torch[1])
+
+
+def inverted(folder: Path, documents: NDArray[Any], **options: Any) -> Any:
+    faiss = pytest.importorskip("faiss")
+    from embedkit.mining.faiss_search import IvfSearch
+
+    settings: dict[str, Any] = {
+        "lists": 10,
+        "probes": 10,
+        "seed": 0,
+        "device": CPU,
+        "console": QUIET,
+    }
+    return IvfSearch(faiss, documents, folder, **(settings | options))
+
+
+@pytest.mark.parametrize("bytes_at_a_time", [2**28, 3000])
+def test_an_inverted_file_of_which_all_lists_are_read_is_exact(
+    bytes_at_a_time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("faiss")
+    from embedkit.mining import faiss_search
+
+    monkeypatch.setattr(faiss_search, "_BLOCK", bytes_at_a_time)
+    queries, documents = unit(5, seed=1), unit(400)
+    assert_best(inverted(tmp_path / "index", documents), queries, documents, 7)
+
+
+def test_an_inverted_file_of_which_one_list_is_read_finds_less(tmp_path: Path) -> None:
+    documents = unit(400)
+    few = inverted(tmp_path / "index", documents, probes=1)
+    assert (few.top(unit(5, seed=1), 400)[1] == -1).any()
+
+
+def test_an_index_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    documents = unit(400)
+    inverted(tmp_path / "index", documents)
+    expected = {
+        path.name: path.read_bytes()
+        for path in (tmp_path / "index").iterdir()
+        if path.name != "whole.index"  # which holds the place of the lists
+    }
+    trained = (tmp_path / "index" / "trained.index").read_bytes()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "trained.index").write_bytes(trained)
+    (other / "0.aside").write_bytes(b"torn")
+    inverted(other, documents)
+    assert {name: (other / name).read_bytes() for name in expected} == expected
+
+
+def test_there_are_never_more_lists_than_documents_can_fill(tmp_path: Path) -> None:
+    built = inverted(tmp_path / "index", unit(90), lists=1000, probes=None)
+    assert (built.lists, built.probes) == (2, 2)
