@@ -5,21 +5,24 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from embedkit.clustering.batch_table import BatchTable
     from embedkit.data.records import Records
     from embedkit.data.texts import Texts
     from embedkit.errors import DataError, UserError
     from embedkit.mining.mining import mine
     from embedkit.models.export import export
     from embedkit.recipe import PretrainRecipe, Recipe, load_pretrain_recipe, load_recipe
-    from embedkit.runs import evaluate, finetune, load, pretrain
+    from embedkit.runs import cluster, evaluate, finetune, load, pretrain
 
 __all__ = [
+    "BatchTable",
     "DataError",
     "PretrainRecipe",
     "Recipe",
     "Records",
     "Texts",
     "UserError",
+    "cluster",
     "evaluate",
     "export",
     "finetune",
@@ -31,12 +34,14 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BatchTable": "clustering.batch_table",
     "DataError": "errors",
     "PretrainRecipe": "recipe",
     "Recipe": "recipe",
     "Records": "data.records",
     "Texts": "data.texts",
     "UserError": "errors",
+    "cluster": "runs",
     "evaluate": "runs",
     "export": "models.export",
     "finetune": "runs",

@@ -3,8 +3,13 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Unpack
+
+from rich.console import Console
 
 from embedkit import distributed, finetuning, precision, pretraining
+from embedkit.clustering import making
+from embedkit.clustering.batch_table import BatchTable
 from embedkit.course import follow
 from embedkit.data.records import Records
 from embedkit.data.texts import Texts
@@ -13,10 +18,12 @@ from embedkit.evaluation.mteb import evaluate as score
 from embedkit.evaluation.selection import select_tasks
 from embedkit.evaluation.summary import Summary
 from embedkit.measuring import tasks_of
+from embedkit.mixture import open_mixture
 from embedkit.models import hub
 from embedkit.models.embedder import Embedder
 from embedkit.prompts import instruction_prompts
 from embedkit.recipe import PretrainRecipe, Recipe, Training, load_pretrain_recipe, load_recipe
+from embedkit.toml import validated
 
 
 def finetune(
@@ -133,6 +140,45 @@ def evaluate(
     prefixes = instruction_prompts(task.metadata.name for task in selected) if instructions else {}
     kind = str(model.autocast or "float32").removeprefix("torch.")
     return score(model.to(device), selected, output, instructions=prefixes, dtype=kind)
+
+
+def cluster(
+    recipe: Recipe | str | Path,
+    output: str | Path,
+    *,
+    surrogate: str | Path | Embedder = making.SURROGATE,
+    sources: Mapping[str, Records] | None = None,
+    dtype: str = "auto",
+    **options: Unpack[making.Options],
+) -> BatchTable:
+    """Cut every source of a recipe into batches of pairs that are near each other.
+
+    Under torchrun, on all ranks. Run again after an interruption, it continues.
+
+    Args:
+        recipe: a value, a name under ``recipes/``, or a path; it says the mixture and batch sizes.
+        output: a folder for the table, the surrogate's vectors and ``report.md``.
+        surrogate: the model that says what is near: as for ``evaluate``.
+        sources: records by the names under which the recipe's mixture mentions them.
+        dtype: ``auto`` (bf16 where native, else fp32), ``bf16``, ``fp16`` or ``fp32``.
+        options: the fields of ``embedkit.clustering.making.Settings``.
+
+    Raises:
+        UserError: recipe, data, surrogate or options are not as they should be, or ``output``
+            holds something else.
+    """
+    settings = validated(making.Settings, options, "cluster")
+    device = distributed.local_device()
+    with distributed.group(device):
+        console = Console(stderr=True, quiet=not distributed.is_main())
+        mixture = open_mixture(_as_recipe(recipe), sources)
+        model = surrogate if isinstance(surrogate, Embedder) else load(surrogate, dtype=dtype)
+        sizes = [source.batch_size for source in mixture.sources]
+        table = making.make(
+            mixture.records, sizes, model.to(device), Path(output), settings, console
+        )
+        distributed.on_main(partial(making.report, table, Path(output), settings, console))
+    return table
 
 
 def load(model: str | Path, *, dtype: str = "auto") -> Embedder:

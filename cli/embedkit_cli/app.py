@@ -12,6 +12,7 @@ import typer
 
 from embedkit.errors import UserError
 from embedkit_cli import data
+from embedkit_cli.cluster import cluster
 from embedkit_cli.compare import compare
 from embedkit_cli.evaluate import eval_mteb
 from embedkit_cli.export import export
@@ -25,6 +26,7 @@ app = typer.Typer(
     help="From raw text to a measured embedding model.",
 )
 app.add_typer(data.app, name="data")
+app.command()(cluster)
 app.command()(compare)
 app.command("eval-mteb")(eval_mteb)
 app.command("eval-perplexity")(eval_perplexity)
