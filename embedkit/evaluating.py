@@ -1,5 +1,6 @@
 """An evaluation from what the user names: tasks, data, and what is put around the model."""
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from mteb.abstasks.abstask import AbsTask
 from embedkit.data import cache
 from embedkit.errors import UserError
 from embedkit.evaluation.encoders import Remembering, TextEncoder, Truncated
+from embedkit.evaluation.estimate import Estimate
+from embedkit.evaluation.estimate import estimate as counted
 from embedkit.evaluation.mirror import check_mirror
 from embedkit.evaluation.mteb import evaluate as score
 from embedkit.evaluation.over_ranks import OverRanks
@@ -100,3 +103,14 @@ def evaluate(
         )
 
     return OverRanks(embedder).lead(scored)
+
+
+def estimate(embedder: Embedder, wanted: Wanted) -> Estimate:
+    """What ``evaluate`` would encode and how long one such device takes; nothing is scored.
+
+    Raises:
+        UserError: what is wanted is not there.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        tasks, instructions = wanted.select(Path(folder))
+        return counted(embedder, tasks, instructions=instructions, data_dir=wanted.data_dir)

@@ -1,5 +1,7 @@
 """``embedkit eval-mteb``: score a model on mteb's tasks or on one's own."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +13,9 @@ Model = Annotated[
     str,
     typer.Option("--model", help="A folder, a hub id, package:<distribution>/<path>, or starter."),
 ]
-Output = Annotated[Path, typer.Option("--output", help="Results and summary.json are kept here.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", help="Results and summary.json are kept here.")
+]
 Benchmark = Annotated[
     str | None, typer.Option("--benchmark", help='One of mteb\'s, such as "MTEB(eng, v1)".')
 ]
@@ -31,18 +35,41 @@ Precision = Annotated[
 Instructions = Annotated[
     bool, typer.Option(help="Use the NeoBERT paper's instruction of each task that has one.")
 ]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Read mteb's data from this mirror: owner/name/..."),
+]
+TruncateDim = Annotated[
+    int | None, typer.Option("--truncate-dim", help="Score the first dimensions alone.")
+]
+Cache = Annotated[bool, typer.Option(help="Keep vectors, so that no text is encoded twice.")]
+CacheSize = Annotated[
+    str, typer.Option("--cache-size", help="Of all kept vectors; the least recently used go first.")
+]
+Estimate = Annotated[
+    bool, typer.Option("--estimate", help="Print texts, tokens and time, and score nothing.")
+]
+Devices = Annotated[
+    int | None, typer.Option("--devices", min=1, help="Start torchrun with as many processes.")
+]
 More = Annotated[list[str], typer.Argument(hidden=True)]
 
 
 def eval_mteb(
     model: Model,
-    output: Output,
+    output: Output = None,
     benchmark: Benchmark = None,
     tasks: Tasks = [],
     task_dir: TaskDirs = [],
     recipe: RecipeName = None,
     dtype: Precision = "auto",
     instructions: Instructions = True,
+    data_dir: DataDir = None,
+    truncate_dim: TruncateDim = None,
+    cache: Cache = True,
+    cache_size: CacheSize = "20GB",
+    estimate: Estimate = False,
+    devices: Devices = None,
     more: More = [],
 ) -> None:
     """Evaluate a model; a second run scores only what is missing.
@@ -53,6 +80,50 @@ def eval_mteb(
         raise UserError(
             f"{' '.join(more)}: an argument without its option; quote names with spaces"
         )
+    _check_choice(benchmark, tasks, task_dir, recipe)
+    if dtype not in ("auto", "bf16", "fp16", "fp32"):
+        raise UserError(f"--dtype {dtype}: must be auto, bf16, fp16 or fp32")
+    if output is None and not estimate:
+        raise UserError("--output is missing: name the folder that the results go to")
+    if devices is not None and "RANK" not in os.environ:
+        _start_torchrun(devices)
+    from embedkit import runs
+
+    chosen: list[str | Path] = [*tasks, *more, *task_dir]
+    if estimate:
+        found = runs.estimate(
+            model,
+            chosen,
+            benchmark=benchmark,
+            recipe=recipe,
+            dtype=dtype,
+            instructions=instructions,
+            data_dir=data_dir,
+        )
+        typer.echo(found.text(), nl=False)
+        return
+    assert output is not None
+    summary = runs.evaluate(
+        model,
+        chosen,
+        output,
+        benchmark=benchmark,
+        recipe=recipe,
+        dtype=dtype,
+        instructions=instructions,
+        data_dir=data_dir,
+        truncate_dim=truncate_dim,
+        cache_size=cache_size if cache else None,
+    )
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(summary.text(), nl=False)
+        if summary.failed:
+            raise typer.Exit(1)
+
+
+def _check_choice(
+    benchmark: str | None, tasks: list[str], task_dir: list[Path], recipe: str | None
+) -> None:
     selectors = {
         "--benchmark": benchmark,
         "--tasks": tasks,
@@ -62,22 +133,13 @@ def eval_mteb(
     given = [name for name, value in selectors.items() if value]
     if len(given) != 1:
         raise UserError(f"give exactly one of {', '.join(selectors)} (got {len(given)})")
-    if dtype not in ("auto", "bf16", "fp16", "fp32"):
-        raise UserError(f"--dtype {dtype}: must be auto, bf16, fp16 or fp32")
     for folder in task_dir:
         if not folder.is_dir():
             raise UserError(f"--task-dir {folder}: no such folder")
-    from embedkit import runs
 
-    summary = runs.evaluate(
-        model,
-        tasks=[*tasks, *more, *task_dir],
-        benchmark=benchmark,
-        recipe=recipe,
-        output=output,
-        dtype=dtype,
-        instructions=instructions,
-    )
-    typer.echo(summary.text(), nl=False)
-    if summary.failed:
-        raise typer.Exit(1)
+
+def _start_torchrun(devices: int) -> None:
+    """Become torchrun, which runs this command once for each device."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    ranks = ["--nproc-per-node", str(devices), "-m", "embedkit_cli"]
+    os.execv(sys.executable, [*launcher, *ranks, *sys.argv[1:]])
