@@ -7,21 +7,19 @@ from typing import Unpack
 
 from rich.console import Console
 
-from embedkit import distributed, finetuning, precision, pretraining
+from embedkit import distributed, evaluating, finetuning, precision, pretraining
 from embedkit.clustering import making
 from embedkit.clustering.batch_table import BatchTable
 from embedkit.course import follow
 from embedkit.data.records import Records
 from embedkit.data.texts import Texts
-from embedkit.errors import UserError
-from embedkit.evaluation.mteb import evaluate as score
-from embedkit.evaluation.selection import select_tasks
+from embedkit.evaluating import Wanted
+from embedkit.evaluation.estimate import Estimate
 from embedkit.evaluation.summary import Summary
-from embedkit.measuring import tasks_of
+from embedkit.evaluation.vector_cache import bytes_of
 from embedkit.mixture import open_mixture
 from embedkit.models import hub
 from embedkit.models.embedder import Embedder
-from embedkit.prompts import instruction_prompts
 from embedkit.recipe import PretrainRecipe, Recipe, Training, load_pretrain_recipe, load_recipe
 from embedkit.toml import validated
 
@@ -110,8 +108,13 @@ def evaluate(
     recipe: Recipe | str | Path | None = None,
     instructions: bool = True,
     dtype: str = "auto",
+    data_dir: str | Path | None = None,
+    truncate_dim: int | None = None,
+    cache_size: str | None = None,
 ) -> Summary:
     """Score a model on mteb tasks; what is scored already in ``output`` is not scored again.
+
+    Under torchrun all ranks encode, and rank 0 alone writes.
 
     Args:
         model: a hub id, a folder, ``package:<distribution>/<path>``, an alias, or a loaded model.
@@ -121,25 +124,47 @@ def evaluate(
         recipe: evaluate on what this recipe evaluates on.
         instructions: whether mteb's tasks get the paper's instructions (tables 8 and 9).
         dtype: ``auto`` (bf16 where native, else fp32), ``bf16``, ``fp16`` or ``fp32``.
+        data_dir: a mirror of hub repositories, which mteb's tasks read instead of the hub.
+        truncate_dim: score the first dimensions of the vectors alone, at unit norm.
+        cache_size: keep vectors under ``$EMBEDKIT_CACHE``, such as ``20GB`` of them, for what
+            repeats and for a run that is begun again; ``None`` keeps none.
+
+    Raises:
+        UserError: the model or a task does not exist, or a task folder is broken; the model
+            has fewer dimensions than ``truncate_dim``.
+    """
+    room = bytes_of(cache_size) if cache_size is not None else None
+    wanted = _wanted(tasks, benchmark, recipe, data_dir, instructions)
+    device = distributed.local_device()
+    with distributed.group(device):
+        embedder = model if isinstance(model, Embedder) else load(model, dtype=dtype)
+        return evaluating.evaluate(
+            embedder.to(device),
+            wanted,
+            Path(output),
+            truncate_dim=truncate_dim,
+            cache_bytes=room,
+        )
+
+
+def estimate(
+    model: str | Path | Embedder,
+    tasks: Sequence[str | Path] = (),
+    *,
+    benchmark: str | None = None,
+    recipe: Recipe | str | Path | None = None,
+    instructions: bool = True,
+    dtype: str = "auto",
+    data_dir: str | Path | None = None,
+) -> Estimate:
+    """What ``evaluate`` would encode with the same arguments, and how long; nothing is scored.
 
     Raises:
         UserError: the model or a task does not exist, or a task folder is broken.
     """
-    output = Path(output)
-    device = distributed.local_device()
-    folders = [Path(task) for task in tasks if Path(task).is_dir()]
-    names = [str(task) for task in tasks if not Path(task).is_dir()]
-    if recipe is None:
-        selected = select_tasks(benchmark, names, folders)
-    elif tasks or benchmark:
-        raise UserError("recipe excludes tasks and benchmark: the recipe says what to evaluate on")
-    else:
-        selected = tasks_of(_as_recipe(recipe), output / "tasks")
-    if not isinstance(model, Embedder):
-        model = load(model, dtype=dtype)
-    prefixes = instruction_prompts(task.metadata.name for task in selected) if instructions else {}
-    kind = str(model.autocast or "float32").removeprefix("torch.")
-    return score(model.to(device), selected, output, instructions=prefixes, dtype=kind)
+    wanted = _wanted(tasks, benchmark, recipe, data_dir, instructions)
+    embedder = model if isinstance(model, Embedder) else load(model, dtype=dtype)
+    return evaluating.estimate(embedder.to(distributed.local_device()), wanted)
 
 
 def cluster(
@@ -197,6 +222,22 @@ def default_output(recipe: Training | str | Path) -> Path:
         return Path("runs/run")
     name = str(recipe)
     return Path("runs") / (Path(name).stem if name.endswith(".toml") else name)
+
+
+def _wanted(
+    tasks: Sequence[str | Path],
+    benchmark: str | None,
+    recipe: Recipe | str | Path | None,
+    data_dir: str | Path | None,
+    instructions: bool,
+) -> Wanted:
+    return Wanted(
+        tasks,
+        benchmark,
+        None if recipe is None else _as_recipe(recipe),
+        None if data_dir is None else Path(data_dir),
+        instructions,
+    )
 
 
 def _as_recipe(recipe: Recipe | str | Path) -> Recipe:
