@@ -34,8 +34,8 @@ from transformers import (
 )
 
 from embedkit.errors import UserError
-from embedkit.models import hub
-from embedkit.recipe import load_recipe
+from embedkit.models import hub, lora
+from embedkit.recipe import Lora, load_recipe
 from embedkit.runs import finetune
 
 TEXTS = ["amber birch", "", "Cedar, delta; ember?", "fjord grove heron inlet " * 60]
@@ -193,6 +193,25 @@ def test_training_moves_the_weights_of_an_architecture(
     after = hub.load(str(run / "model"))
     first, second = before.encode(TEXTS[:1]), after.encode(TEXTS[:1])
     assert 0 < float(np.abs(first - second).max()) < 1
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_adapters_stand_in_every_layer_of_an_architecture_and_merge(
+    name: str, tmp_path: Path
+) -> None:
+    embedder = hub.load(str(write_backbone(name, tmp_path)))
+    network = embedder.backbone.model
+    before = embedder.encode(TEXTS)
+    lora.attach(network, Lora(rank=2), seed=1)
+    adapters = [each for each in network.parameters() if each.requires_grad]
+    for each in adapters:
+        torch.nn.init.normal_(each, std=0.3)
+    trained = embedder.encode(TEXTS)
+    assert np.abs(trained - before).max() > 1e-2
+    lora.merge(network)
+    np.testing.assert_allclose(embedder.encode(TEXTS), trained, atol=1e-5)
+    # Two matrices for each linear layer of both blocks: four at the least.
+    assert len(adapters) >= 2 * 2 * 4
 
 
 ELSEWHERE = """
