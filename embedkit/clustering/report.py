@@ -77,16 +77,18 @@ def plot(comparisons: Sequence[Comparison], path: Path) -> str | None:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "clusters"}):
         figure = Figure(figsize=(9.0, 6.4), layout="constrained")
         sizes, cohesion, hardest, false = figure.subplots(2, 2).flat
+        colors = dict(zip(_WAYS, ("C0", "C1", "C2"), strict=True))
         for way, found in pooled.items():
             if not found:
                 continue
-            style = {"histtype": "step", "density": True, "label": way}
+            style = {"histtype": "step", "density": True, "label": way, "color": colors[way]}
             cohesion.hist(np.concatenate([q.cohesion for q in found]), bins=40, **style)
             hardest.hist(np.concatenate([q.hardest for q in found]), bins=60, **style)
-            false.bar(way, mean(np.concatenate([q.false for q in found])))
+            false.bar(way, mean(np.concatenate([q.false for q in found])), color=colors[way])
         ours = np.concatenate([each.sizes for each in comparisons])
         clusters = [np.empty(0, dtype=np.int64), *(each.cluster_sizes for each in published)]
-        sizes.hist([np.concatenate(clusters), ours], bins=40, label=_WAYS[1:], log=True)
+        two = {"label": _WAYS[1:], "color": [colors[way] for way in _WAYS[1:]]}
+        sizes.hist([np.concatenate(clusters), ours], bins=40, log=True, **two)
         sizes.set(xlabel="Rows of a cluster", ylabel="Clusters")
         cohesion.set(xlabel="Cohesion of a batch", ylabel="Density")
         hardest.set(xlabel="Hardest negative of a query (cosine)", ylabel="Density")
