@@ -1,6 +1,10 @@
 """The same search by faiss: flat, or by an inverted file whose lists stay on disk."""
 
 import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +127,8 @@ class IvfSearch:
                     self._write(index, blocks[-1])
                 advance(len(block))
         index = faiss.read_index(str(trained))
-        merge_ondisk(index, list(map(str, blocks)), str(folder / "lists"))
+        with _on_standard_error():
+            merge_ondisk(index, list(map(str, blocks)), str(folder / "lists"))
         self._write(index, whole)
 
     def _trained(self, seed: int) -> Any:
@@ -141,6 +146,19 @@ class IvfSearch:
         aside = path.with_suffix(".aside")
         self._faiss.write_index(index, str(aside))
         aside.replace(path)
+
+
+@contextmanager
+def _on_standard_error() -> Iterator[None]:
+    """What faiss says below Python while it merges is no result of ours."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _on_gpu(faiss: Any, device: torch.device) -> bool:

@@ -1,3 +1,4 @@
+import ctypes
 import io
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,16 @@ def test_an_index_goes_on_where_it_was_left(tmp_path: Path) -> None:
     (other / "0.aside").write_bytes(b"torn")
     inverted(other, documents)
     assert {name: (other / name).read_bytes() for name in expected} == expected
+
+
+def test_nothing_is_said_on_standard_output(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # faiss says so in C, whose own buffer is emptied when it likes.
+    libc = ctypes.CDLL(None)
+    inverted(tmp_path / "index", unit(400))
+    libc.fflush(None)
+    assert capfd.readouterr().out == ""
 
 
 def test_there_are_never_more_lists_than_documents_can_fill(tmp_path: Path) -> None:
