@@ -62,6 +62,8 @@ def false_negatives(
         ``(q, n)``, true where the document must not count as a negative of the query.
     """
     same_text = queries[:, None] == documents
+    asked_for = torch.isin(owners, queries) & torch.isin(positives, documents)
+    positives, owners = positives[asked_for], owners[asked_for]
     # Pairs (query text, positive text) that the batch states, asked of all (query, document).
     texts, document_ids = torch.unique(torch.cat([documents, positives]), return_inverse=True)
     asked, query_ids = torch.unique(torch.cat([queries, owners]), return_inverse=True)

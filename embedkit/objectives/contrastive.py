@@ -5,12 +5,17 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from embedkit import distributed, keyed
 from embedkit.data.batches import ContrastiveBatch
 from embedkit.gradcache import Replay
 from embedkit.losses import false_negatives, info_nce, similarity, truncated
 from embedkit.recipe import Contrastive
+
+_SCORES = 2**22
+"""Scores of queries and documents that exist at a time: 16 MiB in fp32, and a few times that with
+what is made of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +119,44 @@ class ContrastiveObjective:
         And how many of its queries, of the whole width, rank their positive first.
         """
         shared = self._share(batch, queries, documents)
-        excluded = self._excluded(batch, shared)
+        step = max(1, _SCORES // max(1, len(shared.documents)))
+        blocks = [slice(start, start + step) for start in range(0, len(queries) or 1, step)]
+        given = (batch, shared, queries, documents)
+        if len(blocks) == 1:
+            return self._of_rows(*given, blocks[0])
+        parts = [
+            # Scores are made a second time for the gradient, and never kept.
+            checkpoint(self._of_rows, *given, block, use_reentrant=False, preserve_rng_state=False)
+            for block in blocks
+        ]
+        losses, correct = zip(*parts, strict=True)
+        return torch.stack(losses).sum(dim=0), torch.stack(correct).sum()
+
+    def _of_rows(
+        self,
+        batch: ContrastiveBatch,
+        shared: _Shared,
+        queries: Tensor,
+        documents: Tensor,
+        rows: slice,
+    ) -> tuple[Tensor, Tensor]:
+        """``_losses`` of some of this rank's queries."""
+        everything = slice(None)
+        own, positives = queries[rows], shared.positives[rows]
+        asked = torch.arange(shared.mine.start, shared.mine.stop, device=own.device)[rows]
+        excluded = self._excluded(batch, shared, asked, everything)
         # Without in-batch negatives a positive has no other query to be told from.
         symmetric = self._config.symmetric and batch.in_batch_negatives
+        reverse = self._excluded(batch, shared, everything, positives).T if symmetric else None
         losses = []
         for dim in self._config.matryoshka_dims or (queries.shape[1],):
-            cut, own = shared.cut(dim), truncated(queries, dim)
-            loss = self._loss(own, cut.documents, cut.positives, excluded[cut.mine])
-            if symmetric:
-                own = truncated(documents[: len(queries)], dim)
-                asked = torch.arange(cut.mine.start, cut.mine.stop, device=own.device)
-                reverse = self._loss(own, cut.queries, asked, excluded[:, cut.positives].T)
-                loss = (loss + reverse) / 2
+            cut = shared.cut(dim)
+            loss = self._loss(truncated(own, dim), cut.documents, positives, excluded)
+            if reverse is not None:
+                answers = truncated(documents[: len(queries)][rows], dim)
+                loss = (loss + self._loss(answers, cut.queries, asked, reverse)) / 2
             losses.append(loss)
-        return torch.stack(losses), self._correct(queries, shared, excluded[shared.mine])
+        return torch.stack(losses), self._correct(own, shared, positives, excluded)
 
     def _loss(self, rows: Tensor, candidates: Tensor, own: Tensor, excluded: Tensor) -> Tensor:
         temperature = self._config.temperature
@@ -136,9 +165,11 @@ class ContrastiveObjective:
         )
 
     @torch.no_grad()
-    def _correct(self, queries: Tensor, shared: _Shared, excluded: Tensor) -> Tensor:
+    def _correct(
+        self, queries: Tensor, shared: _Shared, positives: Tensor, excluded: Tensor
+    ) -> Tensor:
         scores = similarity(queries, shared.documents, self._config.temperature)
-        own = scores.gather(1, shared.positives[:, None])
+        own = scores.gather(1, positives[:, None])
         beaten = (scores > own) & ~excluded
         return (~beaten.any(dim=1)).sum()
 
@@ -167,15 +198,23 @@ class ContrastiveObjective:
             positives=first_document + torch.arange(count, device=queries.device),
         )
 
-    def _excluded(self, batch: ContrastiveBatch, shared: _Shared) -> Tensor:
-        """Which documents are no negatives of which queries, ``(Q, N)``."""
+    def _excluded(
+        self,
+        batch: ContrastiveBatch,
+        shared: _Shared,
+        queries: Tensor | slice,
+        documents: Tensor | slice,
+    ) -> Tensor:
+        """Which of some documents are no negatives of which of some queries."""
         asked, positives = shared.stated.unbind(dim=1)
-        excluded = false_negatives(shared.query_hashes, positives, asked, shared.document_hashes)
-        same_label = shared.query_labels[:, None] == shared.labels
-        excluded |= same_label & (shared.query_labels[:, None] != 0)
+        excluded = false_negatives(
+            shared.query_hashes[queries], positives, asked, shared.document_hashes[documents]
+        )
+        labels = shared.query_labels[queries, None]
+        excluded |= (labels == shared.labels[documents]) & (labels != 0)
         if not batch.in_batch_negatives:
-            rows = torch.arange(len(excluded), device=excluded.device)
-            excluded |= rows[:, None] != shared.owners
+            rows = torch.arange(len(shared.query_hashes), device=excluded.device)[queries]
+            excluded |= rows[:, None] != shared.owners[documents]
         return excluded
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from embedkit import distributed
 from embedkit.data.batches import ContrastiveBatch
+from embedkit.objectives import contrastive
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.recipe import Contrastive
 from embedkit.tokens import TokenBatch
@@ -172,6 +173,16 @@ def test_gradients_depend_on_neither_ranks_nor_chunks(
 ) -> None:
     config = Contrastive(temperature=TAU, chunk_tokens=chunk_tokens)
     run_on_ranks(world_size, check, config, by_loops(EVERYTHING), True)
+
+
+@pytest.mark.parametrize("scores", [1, 30, 60])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_nor_on_how_many_scores_exist_at_a_time(
+    world_size: int, scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contrastive, "_SCORES", scores)
+    config = Contrastive(temperature=TAU, chunk_tokens=5, symmetric=True)
+    run_on_ranks(world_size, check, config, by_loops(EVERYTHING, symmetric=True), True)
 
 
 @pytest.mark.parametrize("chunk_tokens", [None, 5])
