@@ -31,9 +31,12 @@ def from_mirror(task: AbsTask, mirror: Path) -> AbsTask:
     for path in files:
         digest.update(f"{path.relative_to(folder).as_posix()} {file_sha256(path)}\n".encode())
     local = {**source, "path": str(folder), "revision": digest.hexdigest()}
-    # mteb hands out the same object to everyone who asks for a task, so it stays as it is.
+    described = task.metadata.model_copy(update={"dataset": local})
+    # mteb hands out the same object to everyone who asks for a task, so it stays as it is; and what
+    # an object, not its class, knows of its data is forgotten when mteb unloads them.
     mirrored = copy.copy(task)
-    mirrored.metadata = task.metadata.model_copy(update={"dataset": local})
+    mirrored.__dict__.pop("metadata", None)
+    mirrored.__class__ = type(type(task).__name__, (type(task),), {"metadata": described})
     return mirrored
 
 

@@ -1,7 +1,10 @@
-"""One load of each encoder for all tests of evaluation."""
+"""One load of each encoder, and one mirror, for all tests of evaluation."""
+
+from pathlib import Path
 
 import pytest
 from evaluation.encoders import minilm, random_model
+from evaluation.mirrors import write_mirror
 from sentence_transformers import SentenceTransformer
 
 
@@ -13,3 +16,19 @@ def minilm_model() -> SentenceTransformer:
 @pytest.fixture(scope="session")
 def noise_model(tmp_path_factory: pytest.TempPathFactory) -> SentenceTransformer:
     return random_model(str(tmp_path_factory.mktemp("noise")))
+
+
+@pytest.fixture
+def mirror(
+    mirrored_rows: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The mirror, read without leaving anything in the user's own cache of data sets."""
+    cache = tmp_path_factory.getbasetemp() / "datasets"
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", cache)
+    return mirrored_rows
+
+
+@pytest.fixture(scope="session")
+def mirrored_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mirror of hub repositories. Read it only: all tests share it."""
+    return write_mirror(tmp_path_factory.mktemp("mirror"))

@@ -146,7 +146,7 @@ def _write_card(folder: Path, configs: Sequence[tuple[str, str, str]]) -> None:
     """The README whose head tells ``datasets`` where each configuration's files lie."""
     lines = ["---", "configs:"]
     for name, split, path in configs:
-        files = ["  data_files:", f"  - split: {split}", f"    path: {path}"]
+        files = ["  data_files:", f"  - split: {split}", f'    path: "{path}"']
         lines += [f"- config_name: {name}", *files]
     (folder / "README.md").write_text("\n".join([*lines, "---", ""]))
 

@@ -1,13 +1,13 @@
-import hashlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from evaluation.counting import Counting
 from evaluation.encoders import Encoder
 from evaluation.folders import QUERIES, write_task
 from ranks import run_on_ranks
@@ -22,24 +22,6 @@ from embedkit.evaluation.summary import Summary
 from embedkit.evaluation.task_folders import read_task_folders
 from embedkit.evaluation.vector_cache import VectorCache
 from embedkit.models import hub
-
-
-class Counting:
-    """Vectors made of hashes, and a note of the texts that were encoded."""
-
-    name = identity = "counting"
-    prompts: Mapping[str, str] = {}
-
-    def __init__(self) -> None:
-        self.rounds: list[list[str]] = []
-
-    def encode(
-        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
-    ) -> np.ndarray:
-        self.rounds.append(list(texts))
-        digests = [hashlib.sha256((prompt + text).encode()).digest()[:4] for text in texts]
-        numbers = np.array([list(digest) for digest in digests], dtype=np.float32).reshape(-1, 4)
-        return numbers / np.linalg.norm(numbers, axis=1, keepdims=True)
 
 
 def test_only_what_is_missing_is_encoded(tmp_path: Path) -> None:

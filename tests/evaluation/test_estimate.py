@@ -1,0 +1,96 @@
+from pathlib import Path
+
+import pytest
+from embedkit_cli.app import app
+from evaluation.counting import Counting
+from evaluation.folders import write_task
+from evaluation.mirrors import ONE_OF_EACH_TYPE
+from typer.testing import CliRunner
+
+from embedkit.errors import DataError
+from embedkit.evaluation import estimate as estimating
+from embedkit.evaluation.encoders import Remembering
+from embedkit.evaluation.estimate import estimate
+from embedkit.evaluation.mteb import evaluate
+from embedkit.evaluation.selection import select_tasks
+from embedkit.evaluation.task_folders import read_task_folders
+from embedkit.evaluation.task_texts import published
+from embedkit.evaluation.vector_cache import VectorCache
+from embedkit.models import hub
+from embedkit.prompts import instruction_prompts
+from embedkit.tokenization import Tokenize
+
+
+@pytest.fixture(autouse=True)
+def _short_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimating, "_SECONDS", 0.05)
+
+
+def test_an_estimate_counts_what_is_then_encoded(
+    mirror: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    tasks = select_tasks(tasks=list(ONE_OF_EACH_TYPE))
+    prompts = instruction_prompts(ONE_OF_EACH_TYPE)
+    embedder = hub.load(str(tiny_model))
+    found = estimate(embedder, tasks, instructions=prompts, data_dir=mirror)
+    inner, count = Counting(), {}
+    encoder = Remembering(inner, VectorCache(tmp_path / "vectors", 10**6))
+    for task in tasks:
+        inner.rounds.clear()
+        evaluate(encoder, [task], tmp_path / "out", instructions=prompts, data_dir=mirror)
+        count[task.metadata.name] = sum(len(texts) for texts in inner.rounds)
+    assert {each.name: each.new for each in found.tasks} == count
+    # The two STS tasks have one instruction and the same rows.
+    assert count["STS17"] == 0
+    assert count["STS12"] > 0
+    assert found.tokens_per_second > 0
+    assert not found.unknown
+
+
+def test_tokens_are_those_behind_the_prompt(tmp_path: Path, tiny_model: Path) -> None:
+    (task,) = read_task_folders(write_task(tmp_path / "mine", "sts"))
+    embedder = hub.load(str(tiny_model))
+    found = estimate(embedder, [task], instructions={"mine": "Compare: "})
+    assert task.dataset is not None
+    rows = task.dataset["test"]
+    texts = sorted({*rows["sentence1"], *rows["sentence2"]})
+    expected = Tokenize(embedder.tokenizer)(texts, "Compare: ", embedder.max_tokens).num_tokens
+    (mine,) = found.tasks
+    assert (mine.texts, mine.unique, mine.tokens) == (12, len(texts), expected)
+    assert found.seconds == pytest.approx(expected / found.tokens_per_second)
+
+
+def test_without_the_data_mtebs_counts_are_taken(tiny_model: Path) -> None:
+    names = ["STS12", "CQADupstackRetrieval", "MindSmallReranking", "SummEval", "STS17"]
+    found = estimate(hub.load(str(tiny_model)), select_tasks(tasks=names), instructions={})
+    tasks = {each.name: each for each in found.tasks}
+    assert len(tasks) == 12 + 4
+    assert not any(each.read for each in found.tasks)
+    assert (tasks["STS12"].texts, tasks["STS12"].unique) == (6216, 5033)
+    assert (tasks["MindSmallReranking"].texts, tasks["MindSmallReranking"].unique) == (
+        2367791,
+        42439,
+    )
+    # A hundred texts with eleven summaries by people and sixteen by machines.
+    assert tasks["SummEval"].texts == 2700
+    # Only the pairs of English with English.
+    assert tasks["STS17"].texts == 500
+    assert "published by mteb" in found.text()
+
+
+def test_a_task_that_mteb_publishes_no_counts_of_is_named() -> None:
+    (whole,) = select_tasks(tasks=["CQADupstackRetrieval"])
+    with pytest.raises(DataError, match="CQADupstackRetrieval: mteb publishes no statistics"):
+        published(whole)
+
+
+def test_the_command_prints_the_estimate_and_writes_nothing(
+    mirror: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    words = ["eval-mteb", "--model", str(tiny_model), "--tasks", "STS12", "--estimate"]
+    words += ["--data-dir", str(mirror), "--output", str(output)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "tokens/s" in result.output
+    assert not output.exists()

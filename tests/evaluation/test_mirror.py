@@ -1,0 +1,136 @@
+"""mteb's own tasks over a mirror of hub repositories in the real schemas."""
+
+import gzip
+import shutil
+from pathlib import Path
+
+import datasets
+import pytest
+from embedkit_cli.app import app
+from evaluation.mirrors import ONE_OF_EACH_TYPE
+from mteb.abstasks.abstask import AbsTask
+from scipy.stats import spearmanr
+from typer.testing import CliRunner
+
+from embedkit.errors import DataError, UserError
+from embedkit.evaluation.mirror import check_mirror, from_mirror
+from embedkit.evaluation.selection import leaves, select_tasks
+from embedkit.evaluation.summary import TYPES, Summary
+from embedkit.models import hub
+from embedkit.prompts import instruction_prompts
+
+
+def named(name: str) -> AbsTask:
+    (task,) = select_tasks(tasks=[name])
+    return task
+
+
+def invoke(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def eval_mteb(mirror: Path, model: Path, output: Path, *words: object) -> Summary:
+    given = ["eval-mteb", "--model", model, "--data-dir", mirror, "--output", output]
+    invoke(*given, "--dtype", "fp32", *words)
+    return Summary.read(output / "summary.json")
+
+
+def test_one_task_of_each_type_is_scored_from_a_mirror(
+    mirror: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    summary = eval_mteb(mirror, tiny_model, tmp_path / "out", "--tasks", *ONE_OF_EACH_TYPE)
+    assert {name: each.type for name, each in summary.scores.items()} == ONE_OF_EACH_TYPE
+    assert tuple(summary.type_means) == TYPES
+    assert summary.mean_over_types == pytest.approx(sum(summary.type_means.values()) / 7)
+    scores = [each.score for each in summary.scores.values()]
+    assert summary.mean_over_tasks == pytest.approx(sum(scores) / len(scores))
+    assert summary.scores["ArguAna"].prompts.keys() == {"query", "document"}
+    assert all(text for each in summary.scores.values() for text in each.prompts.values())
+    # The hash of the contents, and not the revision that mteb asks the hub for.
+    assert all(len(each.revision) == 64 for each in summary.scores.values())
+    # These two have equal rows.
+    revisions = [
+        summary.scores[name].revision for name in ("ArguAna", "CQADupstackGamingRetrieval")
+    ]
+    assert revisions[0] == revisions[1]
+
+
+def test_a_score_from_a_mirror_is_that_of_its_rows(
+    mirror: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    summary = eval_mteb(mirror, tiny_model, tmp_path / "out", "--tasks", "STS12")
+    rows = datasets.load_dataset(str(mirror / "mteb/sts12-sts"), split="test")
+    prompt = instruction_prompts(["STS12"])["STS12"]
+    first, second = (
+        hub.load(str(tiny_model)).encode(rows[column], prompt=prompt)
+        for column in ("sentence1", "sentence2")
+    )
+    expected = spearmanr((first * second).sum(axis=1), rows["score"]).statistic
+    assert summary.scores["STS12"].score == pytest.approx(expected, abs=1e-6)
+
+
+def test_another_mirror_is_another_result(mirror: Path, tiny_model: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(mirror, tmp_path / "mirror")
+    repository = other / "mteb/sts12-sts"
+    choice = (other, tiny_model, tmp_path / "out", "--tasks", "STS12")
+    before = eval_mteb(*choice).scores["STS12"]
+    assert eval_mteb(*choice).scores["STS12"] == before
+    rows = gzip.decompress((repository / "test.jsonl.gz").read_bytes()).splitlines(keepends=True)
+    swapped = [rows[0].replace(b"5.0", b"0.5"), *rows[1:]]
+    (repository / "test.jsonl.gz").write_bytes(gzip.compress(b"".join(swapped)))
+    after = eval_mteb(*choice).scores["STS12"]
+    assert after.revision != before.revision
+    assert after.score != before.score
+
+
+def test_what_a_download_notes_beside_the_data_is_not_hashed(mirror: Path, tmp_path: Path) -> None:
+    mirror = shutil.copytree(mirror, tmp_path / "mirror")
+    before = from_mirror(named("STS12"), mirror).metadata.revision
+    (mirror / "mteb/sts12-sts/.cache/huggingface/noted").write_text("today")
+    assert from_mirror(named("STS12"), mirror).metadata.revision == before
+    (mirror / "mteb/sts12-sts/README.md").write_text("changed")
+    assert from_mirror(named("STS12"), mirror).metadata.revision != before
+
+
+def test_the_hubs_own_cache_is_a_mirror(mirror: Path, tmp_path: Path) -> None:
+    task = named("STS12")
+    revision = task.metadata.revision
+    snapshot = tmp_path / f"datasets--mteb--sts12-sts/snapshots/{revision}"
+    blob = shutil.copy(mirror / "mteb/sts12-sts/test.jsonl.gz", tmp_path / "blob")
+    snapshot.mkdir(parents=True)
+    (snapshot / "test.jsonl.gz").symlink_to(blob)
+    mirrored = from_mirror(task, tmp_path)
+    mirrored.load_data()
+    assert mirrored.dataset is not None
+    assert len(mirrored.dataset["test"]) == 6
+    assert task.metadata.revision == revision
+    assert not task.data_loaded
+    # mteb forgets what describes an object's data when it unloads them.
+    own = mirrored.metadata.revision
+    mirrored.unload_data()
+    assert mirrored.metadata.revision == own
+
+
+def test_a_missing_repository_is_named_with_the_command_that_fetches_it(mirror: Path) -> None:
+    with pytest.raises(DataError, match="mteb/sts13-sts: no such folder; hf download mteb/sts13"):
+        from_mirror(named("STS13"), mirror)
+
+
+def test_a_mirror_of_something_else_is_refused(mirror: Path, tmp_path: Path) -> None:
+    check_mirror(mirror, [named("STS13"), named("STS12")])
+    with pytest.raises(UserError, match=r"none of the 1 repositories .*\(mteb/sts12-sts\)"):
+        check_mirror(tmp_path, [named("STS12")])
+    with pytest.raises(UserError, match="absent: no such folder"):
+        check_mirror(tmp_path / "absent", [named("STS12")])
+
+
+def test_each_of_the_67_parts_has_a_repository_and_an_instruction() -> None:
+    tasks = select_tasks("MTEB(eng, v1)")
+    parts = [part for task in tasks for part in leaves(task)]
+    repositories = {part.metadata.dataset["path"] for part in parts}
+    assert len(parts) == len(repositories) == 67
+    prompts = instruction_prompts(part.metadata.name for part in parts)
+    covered = {key.removesuffix("-query").removesuffix("-document") for key in prompts}
+    assert covered == {part.metadata.name for part in parts}
