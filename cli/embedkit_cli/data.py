@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from embedkit.errors import UserError
+from embedkit_cli.shares import shares
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from embedkit.recipe import Recipe
 
 app = typer.Typer(no_args_is_help=True, help="Sources of training text.")
+app.command()(shares)
 
 ManifestName = Annotated[
     str, typer.Argument(metavar="NAME", help="A name under data_manifests/, or a path.")

@@ -94,11 +94,14 @@ class Schedule:
 
     def passes(self) -> list[float]:
         """How often each source is read from beginning to end in the whole schedule."""
-        steps = np.bincount(self._draws, minlength=len(self.sources))
         return [
-            int(count) * self._per_step / (source.rows // source.batch_size)
-            for count, source in zip(steps, self.sources, strict=True)
+            count * self._per_step / (source.rows // source.batch_size)
+            for count, source in zip(self.steps_of_sources(), self.sources, strict=True)
         ]
+
+    def steps_of_sources(self) -> list[int]:
+        """How many of the steps read each source."""
+        return [int(n) for n in np.bincount(self._draws, minlength=len(self.sources))]
 
     def _turn(self, step: int, source: int) -> int:
         """How many steps ``source`` had before ``step``."""

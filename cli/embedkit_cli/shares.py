@@ -1,0 +1,81 @@
+"""``embedkit data shares``: how often a fine-tuning recipe's schedule reads each source."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from embedkit.errors import UserError
+
+if TYPE_CHECKING:
+    from embedkit.data.schedule import Source
+    from embedkit.recipe import Recipe
+
+RecipeName = Annotated[
+    str, typer.Option("--recipe", help="A name under recipes/, without .toml, or a path.")
+]
+Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Default: the recipe's.")]
+Rows = Annotated[
+    list[str],
+    typer.Option("--rows", metavar="NAME=ROWS", help="Of a source whose manifest states none."),
+]
+
+
+def shares(recipe: RecipeName, steps: Steps = None, rows: Rows = []) -> None:
+    """Print expected and drawn shares of the steps. Reads no data: rows are the manifests'."""
+    from embedkit.data.schedule import Schedule, alpha_weights
+    from embedkit.recipe import load_recipe
+
+    resolved = load_recipe(recipe)
+    steps = steps or resolved.steps
+    if steps is None:
+        raise UserError(f"{recipe}: states epochs, not steps: pass --steps")
+    sources = _sources(resolved, rows)
+    explicit = [mix.weight for mix in resolved.data.mix if mix.weight is not None]
+    weights = explicit or alpha_weights(sources, resolved.data.alpha)
+    schedule = Schedule(
+        sources,
+        weights,
+        steps=steps,
+        batches_per_step=resolved.optim.accumulation,
+        seed=resolved.seed,
+    )
+    typer.echo("source\trows\tbatch\texpected\tdrawn\tsteps\tstandard deviations\tpasses")
+    drawn = schedule.steps_of_sources()
+    for source, weight, count, passes in zip(
+        sources, weights, drawn, schedule.passes(), strict=True
+    ):
+        share = weight / sum(weights)
+        deviation = (
+            (count - steps * share) / (steps * share * (1 - share)) ** 0.5 if share < 1 else 0
+        )
+        typer.echo(
+            f"{source.name}\t{source.rows:,}\t{source.batch_size}\t{share:.2%}\t{count / steps:.2%}"
+            f"\t{count}\t{deviation:+.1f}\t{passes:.2f}"
+        )
+
+
+def _sources(recipe: "Recipe", given: list[str]) -> "list[Source]":
+    from embedkit.data.manifest import load_manifest
+    from embedkit.data.schedule import Source
+
+    told = dict(_told(each) for each in given)
+    manifests = [load_manifest(mix.manifest) for mix in recipe.data.mix]
+    if unknown := sorted(set(told) - {manifest.name for manifest in manifests}):
+        raise UserError(f"--rows {', '.join(unknown)}: not in the recipe's data.mix")
+    found = []
+    for manifest in manifests:
+        rows = told.get(manifest.name) or manifest.rows
+        if rows is None:
+            raise UserError(
+                f"{manifest.name}: its manifest states no rows: pass --rows {manifest.name}=ROWS"
+            )
+        batch_size = manifest.batch_size or recipe.data.batch_size
+        found.append(Source(manifest.name, rows, batch_size))
+    return found
+
+
+def _told(word: str) -> tuple[str, int]:
+    name, equals, rows = word.partition("=")
+    if not equals or not rows.isdigit() or int(rows) == 0:
+        raise UserError(f"--rows {word}: write NAME=ROWS, e.g. gooaq=2000000")
+    return name, int(rows)
