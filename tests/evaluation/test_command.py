@@ -7,6 +7,7 @@ from evaluation.folders import write_task
 from typer.testing import CliRunner
 
 from embedkit.errors import UserError
+from embedkit.evaluation.summary import Summary
 
 app = typer.Typer()
 app.command()(eval_mteb)
@@ -46,9 +47,58 @@ def test_words_after_tasks_are_tasks_and_elsewhere_a_mistake() -> None:
     assert "STS13: an argument without its option" in message("--benchmark", "MTEB", "STS13")
 
 
+def test_results_need_a_folder() -> None:
+    error = CliRunner().invoke(app, ["--model", "starter", "--tasks", "STS12"]).exception
+    assert str(error) == "--output is missing: name the folder that the results go to"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--cache-size", "plenty", "cache size plenty: write a number and a unit, such as 20GB"),
+        ("--truncate-dim", "385", "starter has vectors of 384 dimensions; choose"),
+        ("--truncate-dim", "0", "truncate_dim 0: "),
+        ("--data-dir", "absent", "--data-dir absent: no such folder"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(option: str, value: str, told: str) -> None:
+    assert told in message("--tasks", "STS12", option, value)
+
+
+def test_the_first_dimensions_are_scored_under_a_name_of_their_own(tmp_path: Path) -> None:
+    folder, output = write_task(tmp_path / "mine", "sts"), tmp_path / "out"
+    given = ["--model", "starter", "--output", str(output), "--dtype", "fp32"]
+    given += ["--task-dir", str(folder), "--cache-size", "1MB"]
+    scores = []
+    for cut in ([], ["--truncate-dim", "3"]):
+        result = CliRunner().invoke(app, [*given, *cut])
+        assert result.exit_code == 0, result.output
+        summary = Summary.read(output / "summary.json")
+        scores.append((summary.model, summary.scores["mine"].score))
+    assert scores[0][1] != scores[1][1]
+    assert scores[1][0] == f"{scores[0][0]}@3"
+
+
+def test_half_precision_is_noted_and_scores_alike(tmp_path: Path, tiny_model: Path) -> None:
+    folder = write_task(tmp_path / "mine", "sts")
+    found = {}
+    for dtype in ("fp16", "fp32"):
+        output = tmp_path / dtype
+        given = ["--model", str(tiny_model), "--task-dir", str(folder), "--dtype", dtype]
+        result = CliRunner().invoke(app, [*given, "--output", str(output)])
+        assert result.exit_code == 0, result.output
+        found[dtype] = Summary.read(output / "summary.json")
+    assert found["fp16"].dtype == "float16"
+    assert found["fp16"].identity != found["fp32"].identity
+    scores = [summary.scores["mine"].score for summary in found.values()]
+    assert scores[0] == pytest.approx(scores[1], abs=0.1)
+
+
 def test_help_shows_every_choice() -> None:
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120", "TERM": "dumb"}).output
-    for option in ("--model", "--benchmark", "--tasks", "--task-dir", "--recipe", "--dtype"):
+    choices = ("--model", "--benchmark", "--tasks", "--task-dir", "--recipe", "--dtype")
+    more = ("--data-dir", "--truncate-dim", "--no-cache", "--cache-size", "--estimate", "--devices")
+    for option in (*choices, *more):
         assert option in text
 
 

@@ -1,7 +1,10 @@
 """mteb's own tasks over a mirror of hub repositories in the real schemas."""
 
 import gzip
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import datasets
@@ -18,6 +21,8 @@ from embedkit.evaluation.selection import leaves, select_tasks
 from embedkit.evaluation.summary import TYPES, Summary
 from embedkit.models import hub
 from embedkit.prompts import instruction_prompts
+
+EMBEDKIT = str(Path(sys.executable).with_name("embedkit"))
 
 
 def named(name: str) -> AbsTask:
@@ -37,6 +42,7 @@ def eval_mteb(mirror: Path, model: Path, output: Path, *words: object) -> Summar
     return Summary.read(output / "summary.json")
 
 
+@pytest.mark.slow
 def test_one_task_of_each_type_is_scored_from_a_mirror(
     mirror: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -134,3 +140,40 @@ def test_each_of_the_67_parts_has_a_repository_and_an_instruction() -> None:
     prompts = instruction_prompts(part.metadata.name for part in parts)
     covered = {key.removesuffix("-query").removesuffix("-document") for key in prompts}
     assert covered == {part.metadata.name for part in parts}
+
+
+@pytest.mark.slow
+def test_a_copied_cache_of_data_sets_serves_without_the_hub(
+    mirror: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    prepared = tmp_path / "elsewhere"
+    datasets.load_dataset(str(mirror / "mteb/sts12-sts"), cache_dir=str(prepared))
+    (built,) = prepared.glob("*/*/0.0.0/*/")
+    # What an online machine has under $HF_HOME/datasets once it has loaded the task.
+    copied = tmp_path / "copied/mteb___sts12-sts/default/0.0.0" / named("STS12").metadata.revision
+    shutil.copytree(built, copied)
+    command = [EMBEDKIT, "eval-mteb", "--model", str(tiny_model)]
+    command += ["--tasks", "STS12", "--dtype", "fp32", "--output", str(tmp_path / "out")]
+    environment = os.environ | {"HF_DATASETS_CACHE": str(tmp_path / "copied")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = Summary.read(tmp_path / "out/summary.json").scores["STS12"].score
+    expected = eval_mteb(mirror, tiny_model, tmp_path / "mirrored", "--tasks", "STS12")
+    assert found == expected.scores["STS12"].score
+
+
+@pytest.mark.slow
+def test_devices_share_the_encoding_and_one_writes(
+    mirror: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    command = [EMBEDKIT, "eval-mteb", "--model", str(tiny_model)]
+    command += ["--tasks", "STS12", "ArguAna", "--dtype", "fp32", "--data-dir", str(mirror)]
+    command += ["--devices", "2", "--no-cache", "--output", str(tmp_path / "out")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("mean over tasks") == 1
+    found = Summary.read(tmp_path / "out/summary.json")
+    alone = eval_mteb(mirror, tiny_model, tmp_path / "alone", "--tasks", "STS12", "ArguAna")
+    for name, each in alone.scores.items():
+        assert found.scores[name].score == pytest.approx(each.score, abs=1e-6)
