@@ -77,8 +77,7 @@ def _encoder(kind: str, dropout: float, sizes: dict[str, Any]) -> PreTrainedMode
         "mlp_dropout": dropout,
         "attention_dropout": dropout,
     }
-    sizes = {name: each for name, each in sizes.items() if name != "initializer_range"}
-    config = ModernBertConfig(**sizes, **windows, **special, **dropouts, initializer_range=0.3)
+    config = ModernBertConfig(**(windows | special | dropouts | sizes))
     return ModernBertModel(config)
 
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from models.contextual.small import BACKBONES, DOCUMENTS, TEXTS, WIDTH, contextual
+from models.contextual.small import BACKBONES, DOCUMENTS, TEXTS, WIDTH, backbone, contextual
 from torch import Tensor
 
 from embedkit.errors import UserError
 from embedkit.models.contextual.config import ContextualConfig
 from embedkit.models.contextual.model import Contextual
+from embedkit.models.contextual.prefix import Prefix
 from embedkit.tokens import TokenBatch
 
 HEADS: dict[str, Any] = {
@@ -37,6 +38,20 @@ def test_the_order_of_the_context_is_of_no_consequence(kind: str, shape: dict[st
     context = context_of(model)
     expected = model(TEXTS, context)
     torch.testing.assert_close(model(TEXTS, context[[2, 0, 3, 1]]), expected)
+
+
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_words_in_the_place_of_a_context_are_read_as_those_words(kind: str) -> None:
+    # So positions, types and padding are the encoder's own; a wide window leaves nothing to widen.
+    network = backbone(kind, **({"local_attention": 128} if kind == "modernbert" else {}))
+    before = [30, 31, 32]
+    words: Any = network.model.get_input_embeddings()
+    vectors = words(torch.tensor(before)).expand(len(TEXTS), -1, -1)
+    states = network(TEXTS, Prefix(vectors, torch.arange(3), text_start=3))
+    texts = [TEXTS.ids[a:b].tolist() for a, b in pairwise(TEXTS.offsets.tolist())]
+    whole = network(TokenBatch.from_lists([before + text for text in texts]))
+    is_text = torch.tensor([place >= 3 for text in texts for place in range(3 + len(text))])
+    torch.testing.assert_close(states, whole[is_text])
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
