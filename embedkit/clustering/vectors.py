@@ -71,26 +71,31 @@ def embed(records: Records, surrogate: Embedder, folder: Path, console: Console)
     """
     aside = folder.with_name(f"{folder.name}.part")
     if not distributed.on_main(folder.is_dir):
-        distributed.on_main(partial(_reserve, aside, len(records), surrogate.backbone.width))
-        done = np.fromfile(aside / "done", dtype=np.uint8)
-        open_blocks = np.flatnonzero(done == 0)
+        # Told by one rank: another may have written a block before this one looks.
+        reserve = partial(_reserve, aside, len(records), surrogate.backbone.width)
+        open_blocks = distributed.on_main(reserve)
         mine = distributed.share_of(len(open_blocks), distributed.rank(), distributed.world_size())
         with _progress(console) as progress:
             for block in progress.track(open_blocks[mine], description=records.name):
-                _write(aside, int(block), records, surrogate)
+                _write(aside, block, records, surrogate)
         distributed.barrier()
         distributed.on_main(partial(_publish, aside, folder))
     return VectorStore(folder)
 
 
-def _reserve(aside: Path, rows: int, width: int) -> None:
-    """Make files of their final size; the third has a byte for each block that is written."""
+def _reserve(aside: Path, rows: int, width: int) -> list[int]:
+    """Make files of their final size, and tell which blocks are still to be written.
+
+    The third file has a byte for each block, which is 1 once the block is whole.
+    """
     aside.mkdir(parents=True, exist_ok=True)
     sizes = {_path(aside, side): rows * width * 2 for side in SIDES}
     for path, size in {**sizes, aside / "done": -(-rows // _BLOCK)}.items():
         path.touch()
         os.truncate(path, size)
     (aside / "facts.json").write_text(json.dumps({"rows": rows, "width": width}))
+    done = np.fromfile(aside / "done", dtype=np.uint8)
+    return [int(block) for block in np.flatnonzero(done == 0)]
 
 
 def _write(aside: Path, block: int, records: Records, surrogate: Embedder) -> None:
