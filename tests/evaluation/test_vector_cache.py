@@ -52,6 +52,13 @@ def test_what_was_kept_is_found_again_in_any_order(cache: VectorCache, tmp_path:
     assert known[:, 0].tolist() == [8, 2, 8]
 
 
+def test_keys_that_agree_in_half_are_not_taken_for_each_other(cache: VectorCache) -> None:
+    key = keys_of(["text 0"])
+    cache.keep(MODEL, "", key, vectors(0, 1))
+    assert not cache.find(MODEL, "", key + np.array([[0, 1]], dtype=np.uint64))[0].any()
+    assert cache.find(MODEL, "", key)[0].all()
+
+
 def test_another_prompt_or_model_finds_nothing(cache: VectorCache) -> None:
     keep(cache, 0, 3, prompt="query: ")
     assert held(cache, 0, 3) == []
