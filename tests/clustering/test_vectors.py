@@ -1,0 +1,133 @@
+"""Surrogate vectors on disk."""
+
+import os
+import pickle
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from breaking import start
+from numpy.typing import NDArray
+from ranks import run_on_ranks
+from rich.console import Console
+
+from embedkit import distributed
+from embedkit.clustering import vectors
+from embedkit.clustering.vectors import VectorStore, embed
+from embedkit.data.records import Records
+from embedkit.errors import DataError
+from embedkit.models import hub
+from embedkit.models.embedder import Embedder
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "_BLOCK", 4)
+
+
+@pytest.fixture(scope="module")
+def records() -> Records:
+    rows = [{"query": f"word {number}", "positive": f"{number} birds"} for number in range(30)]
+    return Records.from_rows(rows, name="birds", prompts={"query": "search: "})
+
+
+@pytest.fixture(scope="module")
+def surrogate(tiny_model: Path) -> Embedder:
+    return hub.load(str(tiny_model))
+
+
+def test_every_pair_is_embedded_without_its_prompt(
+    records: Records, surrogate: Embedder, tmp_path: Path
+) -> None:
+    store = embed(records, surrogate, tmp_path / "vectors", QUIET)
+    assert store.queries.dtype == np.float16
+    queries, documents = (np.concatenate(side) for side in zip(*store.blocks(), strict=True))
+    expected = surrogate.encode([f"word {number}" for number in range(30)])
+    np.testing.assert_allclose(queries, expected, atol=1e-3)
+    expected = surrogate.encode([f"{number} birds" for number in range(30)])
+    np.testing.assert_allclose(documents, expected, atol=1e-3)
+
+
+def test_a_killed_run_goes_on_after_its_last_block(
+    records: Records, surrogate: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = embed(records, surrogate, tmp_path / "whole", QUIET)
+    folder = tmp_path / "killed"
+    process = start(_embed_until_killed, records, surrogate, folder, 7)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    # Each block of 4 pairs is one call for either side: 3 blocks are whole, and half of one.
+    done = np.fromfile(tmp_path / "killed.part" / "done", dtype=np.uint8)
+    assert done.tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+    assert not folder.exists()
+    calls = _count_calls(surrogate, monkeypatch)
+    store = embed(records, surrogate, folder, QUIET)
+    assert len(calls) == 2 * 5
+    assert np.array_equal(store.queries, whole.queries)
+    assert np.array_equal(store.documents, whole.documents)
+    embed(records, surrogate, folder, QUIET)
+    assert len(calls) == 2 * 5
+
+
+def test_ranks_write_one_store_together(
+    records: Records, surrogate: Embedder, tmp_path: Path
+) -> None:
+    alone = embed(records, surrogate, tmp_path / "alone", QUIET)
+    run_on_ranks(2, _embed_on_ranks, records, surrogate, tmp_path / "together")
+    together = VectorStore(tmp_path / "together")
+    assert np.array_equal(alone.queries, together.queries)
+    assert np.array_equal(alone.documents, together.documents)
+    shares = [(tmp_path / f"{rank}").read_text() for rank in range(2)]
+    assert shares == ["8", "8"]
+
+
+def test_a_store_pickles_as_its_place(
+    records: Records, surrogate: Embedder, tmp_path: Path
+) -> None:
+    store = embed(records, surrogate, tmp_path / "vectors", QUIET)
+    data = pickle.dumps(store)
+    assert len(data) < 500
+    assert np.array_equal(pickle.loads(data).queries, store.queries)
+
+
+def test_a_broken_store_says_how_to_mend_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"not whole .*: remove the folder and run"):
+        VectorStore(tmp_path)
+
+
+def _embed_until_killed(records: Records, surrogate: Embedder, folder: Path, calls: int) -> None:
+    encode = surrogate.encode
+    made = []
+
+    def counted(texts: Sequence[str], **options: Any) -> NDArray[np.float32]:
+        made.append(len(texts))
+        if len(made) > calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode(texts, **options)
+
+    surrogate.encode = counted  # type: ignore[method-assign]
+    embed(records, surrogate, folder, QUIET)
+
+
+def _embed_on_ranks(records: Records, surrogate: Embedder, folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        calls = _count_calls(surrogate, patch)
+        embed(records, surrogate, folder, QUIET)
+    (folder.parent / f"{distributed.rank()}").write_text(str(len(calls)))
+
+
+def _count_calls(surrogate: Embedder, patch: pytest.MonkeyPatch) -> list[int]:
+    calls: list[int] = []
+    encode = surrogate.encode
+
+    def counted(texts: Sequence[str], **options: Any) -> NDArray[np.float32]:
+        calls.append(len(texts))
+        return encode(texts, **options)
+
+    patch.setattr(surrogate, "encode", counted)
+    return calls
