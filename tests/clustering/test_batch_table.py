@@ -1,6 +1,7 @@
 """Contextual batches on disk, and the making of them."""
 
 import json
+import os
 import pickle
 import signal
 from pathlib import Path
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 from breaking import start
+from numpy.typing import NDArray
 from ranks import run_on_ranks
 from small_runs import write_source
 
 import embedkit
 from embedkit import BatchTable, DataError, Records, UserError
-from embedkit.clustering import making, vectors
+from embedkit.clustering import making
 from embedkit.clustering.backends import TorchBackend
+from embedkit.clustering.batch_table import write_order
 from embedkit.clustering.comparison import compare
 from embedkit.recipe import load_recipe
 
@@ -158,7 +161,7 @@ def test_ranks_make_the_table_of_one(
 def test_settings_change_the_hash(
     changed: making.Options, recipe: str, folder: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
-    options: making.Options = {"dims": 8, **changed}  # type: ignore[typeddict-item]
+    options: making.Options = {"dims": 8, **changed}
     table = embedkit.cluster(recipe, tmp_path / "out", surrogate=tiny_model, **options)
     assert table.hash != BatchTable.open(folder).hash
 
@@ -200,14 +203,10 @@ def _cluster(recipe: str, model: Path, out: Path) -> None:
 
 
 def _cluster_until_killed(recipe: str, model: Path, out: Path) -> None:
-    import os
-
-    vectors._BLOCK = 16
-    write = making.write_order
-
-    def write_then_die(*args: object) -> None:
-        write(*args)  # type: ignore[arg-type]
+    def write_then_die(folder: Path, order: NDArray[np.int64]) -> None:
+        write_order(folder, order)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    making.write_order = write_then_die  # type: ignore[assignment]
-    _cluster(recipe, model, out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(making, "write_order", write_then_die)
+        _cluster(recipe, model, out)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from clustering.stores import random_vectors, write_store
+from numpy.typing import NDArray
 
 from embedkit.clustering.quality import measure
 
@@ -56,7 +57,7 @@ def test_a_duplicate_of_the_own_document_is_a_false_negative() -> None:
 
 @pytest.mark.parametrize("batches", [[], [np.array([2])]])
 def test_batches_without_negatives_have_nothing_to_measure(
-    batches: list[np.ndarray],  # type: ignore[type-arg]
+    batches: list[NDArray[np.int64]],
 ) -> None:
     vectors = random_vectors(4, 8, seed=0).astype(np.float16)
     assert len(measure(vectors, vectors, batches, CPU).hardest) == 0
