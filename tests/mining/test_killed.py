@@ -111,13 +111,16 @@ def test_a_killed_process_is_continued_to_the_same_bytes(
 
 
 def test_the_work_of_a_killed_process_is_not_taken_up_with_other_settings(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "mined"
     process = start(mine_and_die, (mining, "write_pairs"), 1, True, tiny_model, output)
     process.join()
-    run = partial(mine, Records.from_rows(ROWS), tiny_model, output, dtype="fp32")
-    with pytest.raises(ValueError, match=r"was begun otherwise \(settings.seed: 0 -> 1\)"):
-        run(**SETTINGS, seed=1)
-    run(**SETTINGS, seed=1, overwrite=True)
-    assert not (tmp_path / ".mined.mining").exists()
+    run = partial(mine, Records.from_rows(ROWS), tiny_model, dtype="fp32")
+    other = SETTINGS | {"depth": 4}
+    with pytest.raises(ValueError, match=r"was begun otherwise \(settings.depth: 5 -> 4\)"):
+        run(output, **other)
+    run(output, overwrite=True, **other)
+    run(tmp_path / "fresh", **other)
+    assert content(output)["mined.parquet"] == content(tmp_path / "fresh")["fresh.parquet"]
+    assert {path.name for path in tmp_path.iterdir()} == {"mined", "fresh"}
