@@ -1,13 +1,16 @@
 """Peak memory of a contrastive step against its batch, with gradient caching and without.
 
 Every step runs in a process of its own, on random ids: queries of 4 tokens, documents of 8. What
-is counted is memory beyond that of the process with model, gradients and batch in it. Without
-caching, a batch is left out once the last one says that it would not fit.
+is counted is memory beyond that of the process with model, gradients and batch in it. The C library
+before glibc 2.38 keeps freed blocks that it cannot use again, since torch asks for aligned ones; so
+a step is measured twice with caching: where freed blocks go back to the system at once, which shows
+what the step uses, and as processes start. Without caching, a batch is left out once the last one
+says that it would not fit.
 
 Usage::
 
     python benchmarks/memory_vs_batch.py [--models small starter] [--batches 256 ... 8192]
-        [--ranks 2 --ranks-batch 4096]
+        [--whole-up-to 4096] [--ranks 2 --ranks-batch 4096]
 
 ``--ranks`` also makes one step on that many gloo processes, with negatives of all of them, and
 compares its loss with that of a single process. Each run adds to ``benchmarks/results/memory.md``.
@@ -15,6 +18,7 @@ compares its loss with that of a single process. Each run adds to ``benchmarks/r
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -42,6 +46,8 @@ BATCHES = (256, 512, 1024, 2048, 4096, 8192)
 RESULTS = Path(__file__).parent / "results" / "memory.md"
 TITLE = "Peak memory of a contrastive step against its batch"
 MIB = 2**20
+RETURNED = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
+"""Blocks of 128 KiB and more go back to the system when they are freed."""
 
 
 def embedder(name: str) -> Embedder:
@@ -128,10 +134,11 @@ def _peak() -> int:
     return int(line.split()[1]) * 1024
 
 
-def in_a_process(name: str, size: int, *, cached: bool) -> dict[str, float]:
+def in_a_process(name: str, size: int, *, cached: bool, returned: bool) -> dict[str, float]:
     """``measured``, in a process that has made no step before."""
     words = [sys.executable, __file__, "--one", name, str(size), str(int(cached))]
-    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    environment = os.environ | (RETURNED if returned else {})
+    done = subprocess.run(words, check=True, capture_output=True, text=True, env=environment)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -153,24 +160,25 @@ def _rank(rank: int, ranks: int, folder: str, name: str, size: int) -> None:
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
 
 
-def rows_of(name: str, sizes: list[int]) -> list[list[str]]:
+def rows_of(name: str, sizes: list[int], whole_up_to: int) -> list[list[str]]:
     """A line of the table for each batch."""
     rows, last = [], 0.0
     for size in sizes:
-        cached = in_a_process(name, size, cached=True)
+        used = in_a_process(name, size, cached=True, returned=True)
+        kept = in_a_process(name, size, cached=True, returned=False)
         # Twice the batch, twice the graph.
-        fits = 2 * last * MIB < 0.8 * psutil.virtual_memory().available
-        whole = in_a_process(name, size, cached=False) if fits else None
+        fits = size <= whole_up_to and 2 * last * MIB < 0.8 * psutil.virtual_memory().available
+        whole = in_a_process(name, size, cached=False, returned=True) if fits else None
         last = whole["peak"] if whole else float("inf")
         rows.append(
             [
                 name,
                 f"{size:,}",
-                f"{cached['peak']:,.0f}",
-                f"{cached['vectors']:,.0f}",
+                f"{used['peak']:,.0f}",
+                f"{used['vectors']:,.0f}",
+                f"{kept['peak']:,.0f}",
                 f"{whole['peak']:,.0f}" if whole else "-",
-                f"{cached['seconds']:.1f}",
-                f"{whole['seconds']:.1f}" if whole else "-",
+                f"{kept['seconds']:.1f}",
             ]
         )
         print(" ".join(rows[-1]), flush=True)
@@ -178,8 +186,8 @@ def rows_of(name: str, sizes: list[int]) -> list[list[str]]:
 
 
 def table(rows: list[list[str]]) -> str:
-    heads = ["model", "batch", "cached, MiB", "of it vectors, MiB", "not cached, MiB"]
-    heads += ["cached, s", "not cached, s"]
+    heads = ["model", "batch", "cached, MiB", "of it vectors, MiB", "with freed blocks kept, MiB"]
+    heads += ["not cached, MiB", "cached, s"]
     lines = [heads, ["---"] + ["---:"] * (len(heads) - 1), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -188,6 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["small", "starter"])
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
+    parser.add_argument("--whole-up-to", type=int, default=max(BATCHES))
     parser.add_argument("--ranks", type=int, default=0)
     parser.add_argument("--ranks-batch", type=int, default=4096)
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
@@ -202,7 +211,9 @@ def main() -> None:
         f"{datetime.now(UTC):%Y-%m-%d}, CPU, torch {torch.__version__}, fp32, queries of {QUERY} "
         f"and documents of {DOCUMENT} tokens,\nchunks of {CHUNK_TOKENS:,} tokens. MiB beyond those "
         "of the process with model, gradients and batch in it.\n",
-        table([row for name in args.models for row in rows_of(name, args.batches)]),
+        table(
+            [row for name in args.models for row in rows_of(name, args.batches, args.whole_up_to)]
+        ),
     ]
     if args.ranks:
         text.append(_compared(args.models[0], args.ranks_batch, args.ranks))
@@ -211,7 +222,10 @@ def main() -> None:
 
 
 def _compared(name: str, size: int, ranks: int) -> str:
-    together, alone = on_ranks(name, size, ranks), in_a_process(name, size, cached=True)
+    together, alone = (
+        on_ranks(name, size, ranks),
+        in_a_process(name, size, cached=True, returned=False),
+    )
     return (
         f"\nNegatives across {ranks} ranks (gloo), {name}, batch {size:,}: loss "
         f"{together['loss']:.6f} against {alone['loss']:.6f} in one process; "

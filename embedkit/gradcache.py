@@ -55,10 +55,9 @@ class Replay:
         cached: bool = True,
         overhead: int = 0,
     ) -> None:
-        self._encode, self._key = encode, key
+        self._encode, self._tokens, self._key = encode, tokens, key
         self._cached = cached and budget is not None
         self._chunks = chunks_by_budget(tokens.lengths + overhead, budget)
-        self._tokens = [tokens.select(chunk) for chunk in self._chunks]
         with torch.set_grad_enabled(not self._cached):
             parts = [self._forward(number) for number in range(len(self._chunks))]
         back = torch.cat(self._chunks).argsort().to(parts[0].device)
@@ -79,4 +78,4 @@ class Replay:
 
     def _forward(self, number: int) -> Tensor:
         torch.manual_seed(keyed.key(self._key, number))
-        return self._encode(self._tokens[number])
+        return self._encode(self._tokens.select(self._chunks[number]))
