@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 
 from embedkit import distributed, keyed, precision, report
+from embedkit.clustering.vectors import VectorStore
 from embedkit.data.batches import Batches, ContrastiveBatch
 from embedkit.data.loading import stream
 from embedkit.data.records import Records
@@ -15,7 +16,14 @@ from embedkit.errors import UserError
 from embedkit.evaluation.summary import comparison
 from embedkit.measuring import Measuring, check_held_out, check_tasks
 from embedkit.metrics import check_trackers
-from embedkit.mixture import Mixture, build_schedule, open_mixture, resolve_steps, stored_prompts
+from embedkit.mixture import (
+    Mixture,
+    build_schedule,
+    open_batches,
+    open_mixture,
+    resolve_steps,
+    stored_prompts,
+)
 from embedkit.models import hub, lora
 from embedkit.models.embedder import Embedder
 from embedkit.models.export import write_model
@@ -78,7 +86,7 @@ def prepare(
     _check_dims(recipe, embedder)
     if recipe.lora:
         lora.check(network, recipe.lora)
-    mixture = open_mixture(recipe, sources)
+    mixture = open_batches(open_mixture(recipe, sources), recipe)
     check_held_out(recipe.evaluation, mixture.manifests)
     recipe = resolve_steps(recipe, mixture)
     schedule = build_schedule(mixture, recipe)
@@ -94,9 +102,24 @@ def prepare(
     # Behind the facts, in which a model is the backbone that it starts from.
     if recipe.lora:
         lora.attach(network, recipe.lora, seed=keyed.key(recipe.seed, "lora"))
-    batches = Batches(schedule, mixture.records, embedder.tokenizer, recipe.data, seed=recipe.seed)
+    batches = Batches(
+        schedule,
+        mixture.records,
+        embedder.tokenizer,
+        recipe.data,
+        seed=recipe.seed,
+        vectors=_vectors(recipe, mixture),
+    )
     console.print(report.overview(recipe, mixture, schedule, embedder, chosen))
     return Finetuning(recipe, mixture, embedder, batches, facts, console)
+
+
+def _vectors(recipe: Recipe, mixture: Mixture) -> list[VectorStore]:
+    """The surrogate's, of every source, if negatives are filtered by them."""
+    if recipe.objective.false_negatives == "off":
+        return []
+    assert mixture.table is not None
+    return [mixture.table[each.name].vectors for each in mixture.records]
 
 
 def _check_dims(recipe: Recipe, embedder: Embedder) -> None:

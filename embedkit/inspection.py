@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from embedkit.data.batches import Batches
 from embedkit.errors import UserError
-from embedkit.mixture import build_schedule, open_mixture, resolve_steps
+from embedkit.mixture import build_schedule, open_batches, open_mixture, resolve_steps
 from embedkit.models import hub
 from embedkit.recipe import Recipe
 
@@ -15,7 +15,7 @@ def texts_of_step(recipe: Recipe, step: int) -> Iterator[str]:
     Raises:
         UserError: the recipe has no such step.
     """
-    mixture = open_mixture(recipe)
+    mixture = open_batches(open_mixture(recipe), recipe)
     recipe = resolve_steps(recipe, mixture)
     assert recipe.steps is not None
     if step >= recipe.steps:

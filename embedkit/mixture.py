@@ -1,14 +1,16 @@
 """A recipe's mixture, opened: records, weights, and the schedule over them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from embedkit import distributed
+from embedkit.clustering.batch_table import BatchTable
 from embedkit.data.manifest import Manifest, load_manifest
 from embedkit.data.records import Records, open_manifest
 from embedkit.data.schedule import Schedule, Source, alpha_weights, steps_in
 from embedkit.errors import DataError, UserError
 from embedkit.recipe import Recipe
+from embedkit.toml import expand
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,8 @@ class Mixture:
     weights: tuple[float, ...]
     manifests: tuple[Manifest, ...]
     """Of the sources that come from one."""
+    table: BatchTable | None = None
+    """The recipe's ``data.batch_table``, once it is opened."""
 
     @property
     def shares(self) -> list[float]:
@@ -28,7 +32,8 @@ class Mixture:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        return {each.name: each.fingerprint for each in self.records}
+        table = {} if self.table is None else {"batch table": self.table.hash}
+        return {each.name: each.fingerprint for each in self.records} | table
 
 
 def open_mixture(recipe: Recipe, given: Mapping[str, Records] | None = None) -> Mixture:
@@ -62,6 +67,28 @@ def open_mixture(recipe: Recipe, given: Mapping[str, Records] | None = None) -> 
     return Mixture(records, sources, tuple(weights), tuple(manifests.values()))
 
 
+def open_batches(mixture: Mixture, recipe: Recipe) -> Mixture:
+    """The mixture with the recipe's batch table, and cut by it where batches are contextual.
+
+    Raises:
+        DataError: there is no such table, or it was made of other rows or in other sizes.
+    """
+    if recipe.data.batch_table is None:
+        return mixture
+    table = BatchTable.open(expand(recipe.data.batch_table))
+    contextual = recipe.data.batches == "contextual"
+    # Shuffled batches only need the vectors, and those are of rows, whatever the size.
+    sizes = [
+        source.batch_size if contextual else table[source.name].facts.batch_size
+        for source in mixture.sources
+    ]
+    table.check(mixture.records, sizes)
+    if not contextual:
+        return replace(mixture, table=table)
+    sources = tuple(replace(source, cut=table[source.name]) for source in mixture.sources)
+    return replace(mixture, sources=sources, table=table)
+
+
 def stored_prompts(records: Sequence[Records]) -> dict[str, str]:
     """The prompts of training as a model stores them, under sentence-transformers' names.
 
@@ -86,10 +113,10 @@ def build_schedule(mixture: Mixture, recipe: Recipe) -> Schedule:
     """
     assert recipe.steps is not None
     for source in mixture.sources:
-        if source.batch_size < (ranks := distributed.world_size()):
+        if source.smallest_batch < (ranks := distributed.world_size()):
             raise DataError(
-                f"source {source.name} has batches of {source.batch_size}, fewer than the {ranks} "
-                "ranks: raise batch_size or start fewer ranks"
+                f"source {source.name} has batches of {source.smallest_batch}, fewer than the "
+                f"{ranks} ranks: raise batch_size, leave the source out or start fewer ranks"
             )
     return Schedule(
         mixture.sources,

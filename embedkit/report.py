@@ -66,7 +66,8 @@ def overview(
 ) -> Table:
     """What is about to be trained on what, and how often each source will be read."""
     title = (
-        f"{embedder.name}, {_size(embedder)}, {embedder.device}, {precision}; {recipe.steps} steps"
+        f"{embedder.name}, {_size(embedder)}, {embedder.device}, {precision}; "
+        f"{recipe.steps} steps of {recipe.data.batches} batches"
     )
     table = Table(title=title)
     table.add_column("source")
@@ -77,7 +78,7 @@ def overview(
         table.add_row(
             records.name,
             f"{len(records):,}",
-            str(source.batch_size),
+            str(min(source.batch_size, source.rows)),
             f"{share:.1%}",
             f"{passes:.2f}",
         )

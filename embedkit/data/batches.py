@@ -3,10 +3,11 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -17,6 +18,16 @@ from embedkit.data.schedule import Schedule
 from embedkit.recipe import Data
 from embedkit.tokenization import Tokenize
 from embedkit.tokens import TokenBatch
+
+
+class StoredVectors(Protocol):
+    """A surrogate's unit vectors of the rows of a source, ``(rows, S)`` for each side."""
+
+    @property
+    def queries(self) -> NDArray[Any]: ...
+
+    @property
+    def documents(self) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +50,8 @@ class ContrastiveBatch:
     Shapes: q queries, n documents. Documents ``0..q-1`` are the positives, in order; the rest are
     hard negatives. ``owners`` ``(n,)`` is the query that each document came with; ``query_hashes``
     ``(q,)`` and ``document_hashes`` ``(n,)`` name texts without their prompts; ``labels`` ``(n,)``
-    names each positive's label and is 0 where there is none.
+    names each positive's label and is 0 where there is none; ``surrogate`` ``(q, 2, S)`` holds the
+    stored vectors of each query and its positive, where the objective goes by them.
     """
 
     source: str
@@ -52,6 +64,7 @@ class ContrastiveBatch:
     query_hashes: Tensor
     document_hashes: Tensor
     labels: Tensor
+    surrogate: Tensor | None = None
 
     def to(self, device: torch.device) -> Self:
         moved = {
@@ -60,11 +73,16 @@ class ContrastiveBatch:
                 "queries", "documents", "owners", "query_hashes", "document_hashes", "labels"
             )
         }  # fmt: skip
+        if self.surrogate is not None:
+            moved["surrogate"] = self.surrogate.to(device)
         return replace(self, **moved)
 
 
 class Batches(Dataset[ContrastiveBatch]):
-    """Batch number -> this rank's slice of that batch, tokenized."""
+    """Batch number -> this rank's slice of that batch, tokenized.
+
+    ``vectors`` are those of every source, in the order of ``records``, if batches are to have them.
+    """
 
     def __init__(
         self,
@@ -74,8 +92,10 @@ class Batches(Dataset[ContrastiveBatch]):
         data: Data,
         *,
         seed: int,
+        vectors: Sequence[StoredVectors] = (),
     ) -> None:
         self._schedule, self._records, self._data = schedule, records, data
+        self._vectors = vectors
         self._tokenize, self._seed = Tokenize(tokenizer), seed
         # Workers may be spawned, and know nothing of ranks.
         self._rank, self._world_size = distributed.rank(), distributed.world_size()
@@ -92,7 +112,12 @@ class Batches(Dataset[ContrastiveBatch]):
             self._negatives(row, int(number), batch, records.negatives_per_query)
             for row, number in zip(rows, draw.rows[part], strict=True)
         ]
-        return self._assemble(records, rows, negatives, size=len(draw.rows))
+        assembled = self._assemble(records, rows, negatives, size=len(draw.rows))
+        if not self._vectors:
+            return assembled
+        stored = self._vectors[draw.source]
+        sides = np.stack([side[draw.rows[part]] for side in (stored.queries, stored.documents)], 1)
+        return replace(assembled, surrogate=torch.from_numpy(sides))
 
     def texts(self, batch: int) -> Texts:
         """The texts of the whole batch, over all ranks, with their prompts."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,19 @@ _BLOCK = 4096
 """Steps between two running counts, so that a turn is found without counting from the start."""
 
 
+class Cut(Protocol):
+    """Batches that a source was cut into beforehand, each of rows that belong together."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, batch: int) -> NDArray[np.int64]: ...
+
+    @property
+    def left_out(self) -> NDArray[np.int64]:
+        """The rows in no batch: fewer than one holds."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """What the schedule knows of a source."""
@@ -21,6 +34,18 @@ class Source:
     name: str
     rows: int
     batch_size: int
+    cut: Cut | None = None
+    """``None`` fills batches from a shuffle of all rows."""
+
+    @property
+    def batches(self) -> int:
+        """How many make an epoch."""
+        return self.rows // self.batch_size if self.cut is None else len(self.cut)
+
+    @property
+    def smallest_batch(self) -> int:
+        """The rows of the last batch of a cut, which may be a short one."""
+        return self.batch_size if self.cut is None else len(self.cut[len(self.cut) - 1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,8 +60,11 @@ class Schedule:
     """Fills every step from one source, so that in-batch negatives share a task.
 
     Sources come up by weight. Within a source, rows are read epoch after epoch, in an order
-    shuffled anew each time; the end of an epoch that cannot fill a batch is left out. Only the
-    source of each step is stored; a longer schedule begins with the steps of a shorter one.
+    shuffled anew each time; the end of an epoch that cannot fill a batch is left out. Where a
+    source was cut into batches, an epoch is all of those, in an order of its own, and as many rows
+    as are in none of them change places with rows that are: which ones, every epoch draws anew
+    from all rows. Only the source of each step is stored; a longer schedule begins with the steps
+    of a shorter one.
 
     Args:
         sources: what there is to read.
@@ -59,7 +87,7 @@ class Schedule:
         seed: int,
     ) -> None:
         for source in sources:
-            if source.rows < source.batch_size:
+            if source.batches == 0:
                 raise DataError(
                     f"source {source.name} has {source.rows} rows, fewer than one batch of "
                     f"{source.batch_size}: set batch_size = {source.rows} or less in its manifest, "
@@ -87,15 +115,17 @@ class Schedule:
         index = int(self._draws[step])
         source = self.sources[index]
         turn = self._turn(step, index) * self._per_step + micro
-        epoch, place = divmod(turn, source.rows // source.batch_size)
-        places = np.arange(place * source.batch_size, (place + 1) * source.batch_size)
+        epoch, place = divmod(turn, source.batches)
         order = keyed.key(self._seed, "rows", source.name, epoch)
+        if source.cut is not None:
+            return Draw(index, _from_cut(source.cut, source, place, order))
+        places = np.arange(place * source.batch_size, (place + 1) * source.batch_size)
         return Draw(index, keyed.permute(places, source.rows, order))
 
     def passes(self) -> list[float]:
         """How often each source is read from beginning to end in the whole schedule."""
         return [
-            count * self._per_step / (source.rows // source.batch_size)
+            count * self._per_step / source.batches
             for count, source in zip(self.steps_of_sources(), self.sources, strict=True)
         ]
 
@@ -117,8 +147,25 @@ def alpha_weights(sources: Sequence[Source], alpha: float) -> list[float]:
 
 def steps_in(epochs: float, sources: Sequence[Source], batches_per_step: int = 1) -> int:
     """The steps in which the mixture as a whole is read ``epochs`` times."""
-    batches = sum(source.rows // source.batch_size for source in sources)
+    batches = sum(source.batches for source in sources)
     return max(1, round(epochs * batches / batches_per_step))
+
+
+def _from_cut(cut: Cut, source: Source, place: int, order: int) -> NDArray[np.int64]:
+    """The rows of the batch that is number ``place`` in the epoch that ``order`` names."""
+    batches = keyed.key(order, "batches")
+    number = int(keyed.permute(np.array([place]), len(cut), batches)[0])
+    rows, rest = cut[number], cut.left_out
+    if len(rest):
+        # Rows by their places in the table, where those in no batch come last.
+        kept = source.rows - len(rest)
+        drawn = keyed.permute(np.arange(len(rest)), source.rows, keyed.key(order, "left out"))
+        leaving = drawn[drawn < kept] - number * source.batch_size
+        entering = rest[np.setdiff1d(np.arange(kept, source.rows), drawn) - kept]
+        here = (leaving >= 0) & (leaving < len(rows))
+        rows[leaving[here]] = entering[here]
+    # Ranks take slices, and are to hold other rows together each time.
+    return rows[keyed.permute(np.arange(len(rows)), len(rows), keyed.key(order, "ranks", number))]
 
 
 def _running_counts(draws: NDArray[Any], sources: int) -> NDArray[np.int64]:

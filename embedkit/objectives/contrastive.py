@@ -1,5 +1,6 @@
 """Contrastive objective: a batch of queries and documents in, gradients and metrics out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -11,8 +12,10 @@ from embedkit import distributed, keyed
 from embedkit.data.batches import ContrastiveBatch
 from embedkit.gradcache import Replay
 from embedkit.losses import false_negatives, info_nce, similarity, truncated
+from embedkit.objectives.filtering import Filter
 from embedkit.recipe import Contrastive
 
+_Across = Callable[[Tensor], tuple[Tensor, int]]
 _SCORES = 2**22
 """Scores of queries and documents that exist at a time: 16 MiB in fp32, and a few times that with
 what is made of them."""
@@ -37,6 +40,7 @@ class _Shared:
     query_labels: Tensor
     mine: slice
     positives: Tensor
+    filter: Filter | None
 
     def cut(self, dim: int) -> Self:
         """The same with vectors of ``dim`` features."""
@@ -71,8 +75,9 @@ class ContrastiveObjective:
 
         Returns:
             ``loss``, the mean over all ranks' queries; ``accuracy``, the share of queries whose
-            positive scores highest; ``tokens`` read over all ranks; with ``matryoshka_dims``,
-            ``loss_<width>`` for each.
+            positive scores highest of what it is told from; ``tokens`` read over all ranks; with
+            ``false_negatives``, ``filtered``, the share of negatives that the surrogate drops; with
+            ``matryoshka_dims``, ``loss_<width>`` for each.
         """
         encoded = [
             Replay(model, tokens, budget=self._config.chunk_tokens, key=keyed.key(key, role))
@@ -91,18 +96,21 @@ class ContrastiveObjective:
 
         Shapes: unit vectors of the batch's queries ``(q, D)`` and documents ``(n, D)``.
         """
-        losses, correct = self._losses(batch, queries, documents)
+        losses, counts = self._losses(batch, queries, documents)
         # Gradients are averaged over ranks later, so each rank's sum counts world_size-fold.
         (self._mean(losses) * (scale * distributed.world_size() / batch.size)).backward()
         tokens = batch.queries.num_tokens + batch.documents.num_tokens
-        sums = torch.stack([correct.to(losses), losses.new_tensor(tokens), *losses.detach()])
+        sums = torch.cat([counts.to(losses), losses.new_tensor([tokens]), losses.detach()])
         sums = distributed.sum_over_ranks(sums)
-        losses = sums[2:] / batch.size
+        correct, dropped, negatives, read = sums[:4]
+        losses = sums[4:] / batch.size
         dims = self._config.matryoshka_dims or ()
+        filtering = self._config.false_negatives != "off"
         return {
             "loss": self._mean(losses),
-            "accuracy": sums[0] / batch.size,
-            "tokens": sums[1],
+            "accuracy": correct / batch.size,
+            "tokens": read,
+            **({"filtered": dropped / negatives.clamp(min=1)} if filtering else {}),
             **{f"loss_{dim}": losses[number] for number, dim in enumerate(dims)},
         }
 
@@ -116,7 +124,8 @@ class ContrastiveObjective:
     ) -> tuple[Tensor, Tensor]:
         """This rank's sum of losses at each width, ``(C,)``.
 
-        And how many of its queries, of the whole width, rank their positive first.
+        And three counts: of its queries that, at the whole width, rank their positive first; of
+        the negatives that the filter drops, and of all that there are without it.
         """
         shared = self._share(batch, queries, documents)
         step = max(1, _SCORES // max(1, len(shared.documents)))
@@ -129,8 +138,8 @@ class ContrastiveObjective:
             checkpoint(self._of_rows, *given, block, use_reentrant=False, preserve_rng_state=False)
             for block in blocks
         ]
-        losses, correct = zip(*parts, strict=True)
-        return torch.stack(losses).sum(dim=0), torch.stack(correct).sum()
+        losses, counts = zip(*parts, strict=True)
+        return torch.stack(losses).sum(dim=0), torch.stack(counts).sum(dim=0)
 
     def _of_rows(
         self,
@@ -144,10 +153,14 @@ class ContrastiveObjective:
         everything = slice(None)
         own, positives = queries[rows], shared.positives[rows]
         asked = torch.arange(shared.mine.start, shared.mine.stop, device=own.device)[rows]
-        excluded = self._excluded(batch, shared, asked, everything)
+        known = self._excluded(batch, shared, asked, everything)
+        excluded = _filtered(known, shared, asked, everything)
         # Without in-batch negatives a positive has no other query to be told from.
         symmetric = self._config.symmetric and batch.in_batch_negatives
-        reverse = self._excluded(batch, shared, everything, positives).T if symmetric else None
+        reverse = None
+        if symmetric:
+            reverse = self._excluded(batch, shared, everything, positives)
+            reverse = _filtered(reverse, shared, everything, positives).T
         losses = []
         for dim in self._config.matryoshka_dims or (queries.shape[1],):
             cut = shared.cut(dim)
@@ -156,7 +169,10 @@ class ContrastiveObjective:
                 answers = truncated(documents[: len(queries)][rows], dim)
                 loss = (loss + self._loss(answers, cut.queries, asked, reverse)) / 2
             losses.append(loss)
-        return torch.stack(losses), self._correct(own, shared, positives, excluded)
+        correct = self._correct(own, shared, positives, excluded)
+        # A query's own positive is no negative, and so in neither count.
+        counts = torch.stack([correct, (excluded & ~known).sum(), (~known).sum()])
+        return torch.stack(losses), counts
 
     def _loss(self, rows: Tensor, candidates: Tensor, own: Tensor, excluded: Tensor) -> Tensor:
         temperature = self._config.temperature
@@ -196,7 +212,14 @@ class ContrastiveObjective:
             query_labels=all_facts[:, 1],
             mine=slice(first_query, first_query + count),
             positives=first_document + torch.arange(count, device=queries.device),
+            filter=self._filter(batch, across),
         )
+
+    def _filter(self, batch: ContrastiveBatch, across: _Across) -> Filter | None:
+        if self._config.false_negatives == "off":
+            return None
+        assert batch.surrogate is not None, "batches were made without the surrogate's vectors"
+        return Filter.over(batch.surrogate, len(batch.documents), across, self._config)
 
     def _excluded(
         self,
@@ -216,6 +239,15 @@ class ContrastiveObjective:
             rows = torch.arange(len(shared.query_hashes), device=excluded.device)[queries]
             excluded |= rows[:, None] != shared.owners[documents]
         return excluded
+
+
+def _filtered(
+    excluded: Tensor, shared: _Shared, queries: Tensor | slice, documents: Tensor | slice
+) -> Tensor:
+    """``excluded``, and what the surrogate drops besides."""
+    if shared.filter is None:
+        return excluded
+    return excluded | shared.filter.dropped(queries, documents)
 
 
 def _alone(rows: Tensor) -> tuple[Tensor, int]:

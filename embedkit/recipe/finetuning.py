@@ -38,6 +38,10 @@ class Data(Section):
     batch_size: PositiveInt
     """Pairs a batch, over all ranks. A manifest may set its own."""
     mix: tuple[Mix, ...] = Field(min_length=1, strict=False)
+    batches: Literal["shuffled", "contextual"] = "shuffled"
+    """Of which rows of a source a batch is made: any, or near ones, by ``batch_table``."""
+    batch_table: str | None = None
+    """The folder that ``embedkit cluster`` wrote; may start with ``$EMBEDKIT_DATA``."""
     alpha: NonNegativeFloat = 0.5
     """Sources are drawn with probability ~ rows ** alpha (paper, appendix D.2)."""
     max_query_tokens: int = Field(default=512, ge=3)
@@ -45,6 +49,15 @@ class Data(Section):
     max_document_tokens: int = Field(default=512, ge=3)
     workers: NonNegativeInt = 1
     """Processes that tokenize ahead. 0 tokenizes in the training process."""
+
+    @model_validator(mode="after")
+    def _batches_from_a_table(self) -> Self:
+        if self.batches == "contextual" and self.batch_table is None:
+            raise ValueError(
+                'batches = "contextual" takes them from a batch_table: make one with embedkit '
+                "cluster --output DIR and name its folder"
+            )
+        return self
 
     @model_validator(mode="after")
     def _weights_for_all_or_none(self) -> Self:
@@ -67,6 +80,11 @@ class Contrastive(Section):
     """Also score each positive against all queries, and take the mean of the two directions."""
     cross_device: bool = True
     """Score each query against the documents of every rank, not only its own."""
+    false_negatives: Literal["off", "absolute", "relative"] = "off"
+    """Drop a document from a query's negatives where the surrogate of ``data.batch_table`` scores
+    it at least as high as the positive, less ``margin`` or less that share of the positive's
+    score. Hard negatives have no stored vectors, and stay."""
+    margin: float = Field(default=0.0, ge=0, lt=1)
     chunk_tokens: PositiveInt | None = None
     """Tokens encoded at a time under gradient caching. ``None`` turns gradient caching off."""
     matryoshka_dims: (
@@ -76,6 +94,15 @@ class Contrastive(Section):
     of the vectors cut to each."""
     matryoshka_weights: Annotated[tuple[PositiveFloat, ...], Field(strict=False)] | None = None
     """What each of ``matryoshka_dims`` counts in that mean. ``None`` lets all count the same."""
+
+    @model_validator(mode="after")
+    def _margin_of_a_filter(self) -> Self:
+        if self.margin and self.false_negatives == "off":
+            raise ValueError(
+                f'margin = {self.margin}: false_negatives is "off"; set it to "absolute" or '
+                '"relative", or leave the margin out'
+            )
+        return self
 
     @model_validator(mode="after")
     def _falling_dims(self) -> Self:
@@ -157,6 +184,16 @@ class Recipe(Training):
                 "model for its share of a batch; leave it out"
             )
         return tables
+
+    @model_validator(mode="after")
+    def _a_table_to_filter_by(self) -> Self:
+        filtering = self.objective.false_negatives
+        if filtering != "off" and self.data.batch_table is None:
+            raise ValueError(
+                f'objective.false_negatives = "{filtering}" goes by the vectors of a '
+                "data.batch_table: make one with embedkit cluster --output DIR and name its folder"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
