@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["docs/python.md"])
+@pytest.mark.parametrize("page", ["docs/contextual.md", "docs/python.md"])
 def test_the_examples_of_the_documentation_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
