@@ -16,7 +16,7 @@ from embedkit.data.manifest import (
 )
 from embedkit.prompts import as_prefix
 from embedkit.recipe import Recipe, load_any_recipe, load_recipe
-from embedkit.runs import finetune
+from embedkit.runs import cluster, finetune
 from embedkit.toml import differences, shipped, validated
 
 RECIPES = sorted(
@@ -88,7 +88,16 @@ def check_two_steps(tables: dict[str, Any], model: Path, run: Path) -> None:
         key: tables[key] for key in ("data", "objective", "optim") if key in tables
     }
     kept["data"] |= {"max_query_tokens": 128, "max_document_tokens": 128}
-    finetune(validated(Recipe, {**kept, "steps": 2, "model": str(model)}, "tiny"), run)
+    if "batch_table" in kept["data"]:
+        # One source is enough to cut.
+        kept["data"] |= {"mix": kept["data"]["mix"][-1:]}
+    recipe = validated(Recipe, {**kept, "steps": 2, "model": str(model)}, "tiny")
+    if recipe.data.batch_table:
+        table = run.with_name("table")
+        cluster(recipe, table, surrogate=model, max_tokens=32)
+        data = recipe.data.model_copy(update={"batch_table": str(table)})
+        recipe = recipe.model_copy(update={"data": data})
+    finetune(recipe, run)
     lines = metrics_of(run)
     assert [line["step"] for line in lines] == [1, 2]
     assert all(line["loss"] > 0 and line["tokens"] > 0 for line in lines)
