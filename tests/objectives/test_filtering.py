@@ -1,6 +1,6 @@
 """The filter of false negatives against loops in double precision, on one rank and on two."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from embedkit import distributed
 from embedkit.data.batches import ContrastiveBatch
 from embedkit.objectives import contrastive
 from embedkit.objectives.contrastive import ContrastiveObjective
+from embedkit.objectives.filtering import Filter
 from embedkit.recipe import Contrastive
 from embedkit.tokens import TokenBatch
 
@@ -23,7 +24,7 @@ HARD: dict[int, list[tuple[int, ...]]] = {0: [(20,)], 3: [(21, 22), (23,)], 4: [
 ANGLES = [(0.0, 0.5), (0.3, 0.9), (1.0, 0.9), (2.0, 1.2), (1.1, 3.1)]
 SURROGATE = torch.tensor([[(a, b)] for a, b in ANGLES], dtype=torch.float64)
 SURROGATE = torch.stack([SURROGATE.cos(), SURROGATE.sin()], dim=-1)[:, 0]
-FILTERS = [("absolute", 0.0), ("absolute", 0.3), ("relative", 0.0), ("relative", 0.6)]
+FILTERS = [("absolute", 0.0), ("absolute", 0.2), ("relative", 0.0), ("relative", 0.55)]
 
 
 def dropped(query: int, document: int, config: Contrastive) -> bool:
@@ -143,24 +144,25 @@ def test_switched_off_nothing_is_dropped_and_nothing_logged() -> None:
     check(config, by_loops([range(len(QUERIES))], config))
 
 
-def test_vectors_in_half_precision_drop_a_document_that_equals_the_positive() -> None:
-    # Which must not depend on how a product of equal vectors was rounded.
-    vectors = torch.randn(5, 2, 384, generator=torch.Generator().manual_seed(0))
-    vectors[2, 1] = vectors[1, 1]
-    vectors[:, 0] = vectors[:, 1]
-    batch = share(range(5))
-    half = torch.nn.functional.normalize(vectors, dim=2).half()
-    metrics = ContrastiveObjective(filtering("absolute", 0.0)).backward(
-        tiny_embedder(), replace(batch, surrogate=half), key=1, scale=1.0
-    )
-    assert metrics["filtered"].item() == pytest.approx(2 / 40)
+def test_what_equals_the_positive_is_dropped_however_a_product_is_rounded() -> None:
+    vectors = torch.randn(100, 384, generator=torch.Generator().manual_seed(0))
+    positives = torch.nn.functional.normalize(vectors, dim=1).half().repeat(2, 1)
+    given = torch.stack([positives, positives], dim=1)
+    found = Filter.over(given, 201, lambda rows: (rows, 0), filtering("absolute", 0.0))
+    # Each positive is there twice, and a hard negative last.
+    expected = torch.eye(100, dtype=torch.bool).repeat(2, 2)
+    everything = slice(None)
+    assert torch.equal(found.dropped(everything, everything)[:, :200], expected)
+    assert not found.dropped(everything, slice(200, 201)).any()
 
 
 def test_the_settings_make_a_difference() -> None:
     # Or the tests above would hold of an objective that ignores them.
     everything = [range(len(QUERIES))]
+    # Without a margin absolute and relative are one.
     configs = [filtering(kind, margin) for kind, margin in FILTERS if (kind, margin) != FILTERS[2]]
     configs += [Contrastive(temperature=TAU), filtering("absolute", 0.0, symmetric=True)]
+    configs += [filtering("absolute", 0.55)]
     losses = [by_loops(everything, config).loss for config in configs]
     assert len({round(loss, 6) for loss in losses}) == len(losses)
 
