@@ -46,6 +46,9 @@ MaxDocuments = Annotated[
     int | None,
     typer.Option("--max-documents", min=1, help="Cut each corpus. Default: as in the recipe."),
 ]
+Workers = Annotated[
+    int, typer.Option("--workers", min=1, help="Sources of pairs that are opened at a time.")
+]
 Upgrade = Annotated[
     bool, typer.Option("--upgrade", help="Also ask for the newest of what is pinned already.")
 ]
@@ -99,7 +102,12 @@ def check(names: ManifestNames = [], tokenizer: Verified = None) -> None:
 
 
 @app.command()
-def prepare(names: TextNames = [], tokenizer: Tokenizer = None, recipe: TextRecipe = None) -> None:
+def prepare(
+    names: TextNames = [],
+    tokenizer: Tokenizer = None,
+    recipe: TextRecipe = None,
+    workers: Workers = 4,
+) -> None:
     """Tokenize sources of text for pretraining, or fetch and verify the pairs of a recipe.
 
     What is there already is only opened.
@@ -117,7 +125,7 @@ def prepare(names: TextNames = [], tokenizer: Tokenizer = None, recipe: TextReci
     if recipe and not names:
         resolved = load_any_recipe(recipe)
         if isinstance(resolved, Recipe):
-            _prepare_pairs(resolved, tokenizer or resolved.model)
+            _prepare_pairs(resolved, tokenizer or resolved.model, workers)
             return
         tokenizer = tokenizer or resolved.model.tokenizer
         texts = list(texts_of(resolved).values())
@@ -160,23 +168,22 @@ def tasks(recipe: RecipeName, output: Output, max_documents: MaxDocuments = None
         typer.echo(folder)
 
 
-def _prepare_pairs(recipe: "Recipe", model: str) -> None:
+def _prepare_pairs(recipe: "Recipe", model: str, workers: int) -> None:
     """Open every source, which fetches, verifies and caches it, and say what training reads."""
     import warnings
 
     from rich.console import Console
 
-    from embedkit.data.manifest import load_manifest
-    from embedkit.data.records import open_manifest
+    from embedkit.data.opening import open_all
     from embedkit.mixture import open_mixture, resolve_steps
     from embedkit.models.hub import load_tokenizer
     from embedkit_cli import data_tables
 
     # Before the data, which may be gigabytes to fetch.
     tokenizer = load_tokenizer(model)
-    for number, mix in enumerate(recipe.data.mix, start=1):
-        rows = len(open_manifest(load_manifest(mix.manifest)))
-        typer.echo(f"{number}/{len(recipe.data.mix)}\t{mix.manifest}\t{rows} rows", err=True)
+    names = [mix.manifest for mix in recipe.data.mix]
+    for number, (name, rows) in enumerate(open_all(names, workers), start=1):
+        typer.echo(f"{number}/{len(names)}\t{name}\t{rows} rows", err=True)
     with warnings.catch_warnings():
         # Each was heard a moment ago.
         warnings.simplefilter("ignore", UserWarning)

@@ -19,7 +19,7 @@ def test_a_recipe_s_sources_are_opened_and_listed(
     small_recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    prepare(recipe=str(small_recipe))
+    prepare(recipe=str(small_recipe), workers=1)
     printed = capsys.readouterr()
     assert [line.split("\t")[0] for line in printed.err.splitlines()] == ["1/2", "2/2"]
     rows = [cells(line) for line in printed.out.splitlines() if line.startswith("│")]

@@ -1,0 +1,58 @@
+"""Several sources opened beside each other, each in a process of its own."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+
+from embedkit.data.manifest import load_manifest
+from embedkit.data.records import open_manifest
+from embedkit.errors import DataError
+
+
+def open_all(names: Sequence[str], workers: int) -> Iterator[tuple[str, int]]:
+    """Fetch, verify and cache the sources of manifests; yield name and rows as each is done.
+
+    What the others warn of is warned of here, a source's warnings before its rows.
+
+    Raises:
+        DataError: the first that a source gives. Sources under way are finished, and stay cached.
+    """
+    if min(workers, len(names)) <= 1:
+        yield from ((name, _rows(name)) for name in names)
+        return
+    # Forked, a process would share locks and threads of the libraries that are imported already.
+    pool = ProcessPoolExecutor(min(workers, len(names)), get_context("spawn"))
+    try:
+        opened = {pool.submit(_rows_and_warnings, name): name for name in names}
+        for done in as_completed(opened):
+            try:
+                rows, heard = done.result()
+            except BrokenProcessPool:
+                raise DataError(
+                    f"{opened[done]} or a source beside it: the process that opened it was killed, "
+                    "perhaps for its memory: open fewer at a time with --workers"
+                ) from None
+            for each in heard:
+                warnings.warn(each, stacklevel=2)
+            yield opened[done], rows
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _rows(name: str) -> int:
+    try:
+        return len(open_manifest(load_manifest(name)))
+    except OSError as error:  # also what the hub's client raises
+        raise DataError(f"{name}: {' '.join(str(error).split())}") from error
+    except Exception as error:
+        error.add_note(f"while opening {name}")
+        raise
+
+
+def _rows_and_warnings(name: str) -> tuple[int, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        rows = _rows(name)
+    return rows, [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
