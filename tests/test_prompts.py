@@ -26,6 +26,15 @@ def test_a_task_that_is_not_listed_has_none() -> None:
     assert instruction_prompts(["CmedqaRetrieval"]) == {}
 
 
+def test_the_name_itself_goes_before_patterns_and_a_longer_pattern_before_a_shorter(
+    tmp_path: Path,
+) -> None:
+    registry = tmp_path / "instructions.toml"
+    registry.write_text('"STS*" = "any"\n"STS1*" = "teens"\n"STS1?*" = "tens"\nSTS12 = "twelve"\n')
+    expected = {"STS22": "any: ", "STS1": "teens: ", "STS13": "tens: ", "STS12": "twelve: "}
+    assert instruction_prompts(expected, registry) == expected
+
+
 def test_a_table_sets_queries_and_documents_apart(tmp_path: Path) -> None:
     registry = tmp_path / "instructions.toml"
     registry.write_text('ArguAna = { query = "Refute the claim.", document = "" }\n')
