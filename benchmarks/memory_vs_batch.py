@@ -1,11 +1,10 @@
 """Peak memory of a contrastive step against its batch, with gradient caching and without.
 
 Every step runs in a process of its own, on random ids: queries of 4 tokens, documents of 8. What
-is counted is memory beyond that of the process with model, gradients and batch in it. The C library
-before glibc 2.38 keeps freed blocks that it cannot use again, since torch asks for aligned ones; so
-a step is measured twice with caching: where freed blocks go back to the system at once, which shows
-what the step uses, and as processes start. Without caching, a batch is left out once the last one
-says that it would not fit.
+is counted is memory beyond that of the process with model, gradients and batch in it. glibc keeps
+freed blocks in a heap that becomes fragmented; so a step with caching is measured twice: where
+freed blocks go back to the system at once, which shows what the step uses, and as processes start.
+Without caching, a batch is left out once the last one says that it would not fit.
 
 Usage::
 
