@@ -205,9 +205,7 @@ def test_a_folder_stands_for_the_hub(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_own_datasets_cache")
 def test_a_hub_out_of_reach_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     manifest = hub_manifest(tmp_path, "no-such-org/no-such-pairs")
-    with pytest.raises(
-        DataError, match=r"mine: cannot open no-such-org/.*HF_HUB_OFFLINE"
-    ) as caught:
+    with pytest.raises(DataError, match=r"mine: cannot open no-such-org/.*EMBEDKIT_HUB") as caught:
         open_manifest(manifest)
     assert "\n" not in str(caught.value)
 

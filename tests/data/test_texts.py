@@ -186,6 +186,6 @@ def test_a_folder_stands_for_the_hub_and_is_not_copied(tmp_path: Path) -> None:
 
 
 def test_the_newest_revision_of_a_hub_out_of_reach_is_one_line() -> None:
-    with pytest.raises(DataError, match=r"^wikipedia: .*newest revision of wikimedia/.*pin") as no:
+    with pytest.raises(DataError, match=r"^wikipedia: .*newest revision of wikimedia/.*lock") as no:
         Texts.from_manifest("wikipedia").open()
     assert "\n" not in str(no.value)
