@@ -9,15 +9,15 @@ from mteb.abstasks.abstask import AbsTask
 
 from embedkit.data import cache
 from embedkit.errors import UserError
-from embedkit.evaluation.encoders import Remembering, TextEncoder, Truncated
-from embedkit.evaluation.estimate import Estimate
-from embedkit.evaluation.estimate import estimate as counted
-from embedkit.evaluation.mirror import check_mirror
-from embedkit.evaluation.mteb import evaluate as score
-from embedkit.evaluation.over_ranks import OverRanks
-from embedkit.evaluation.selection import leaves, select_tasks
+from embedkit.evaluation.encoding.encoders import Remembering, TextEncoder, Truncated
+from embedkit.evaluation.encoding.over_ranks import OverRanks
+from embedkit.evaluation.encoding.vector_cache import VectorCache
+from embedkit.evaluation.mteb.estimate import Estimate
+from embedkit.evaluation.mteb.estimate import estimate as counted
+from embedkit.evaluation.mteb.mirror import check_mirror
+from embedkit.evaluation.mteb.scoring import evaluate as score
+from embedkit.evaluation.mteb.selection import leaves, select_tasks
 from embedkit.evaluation.summary import Summary
-from embedkit.evaluation.vector_cache import VectorCache
 from embedkit.measuring import tasks_of
 from embedkit.models.embedder import Embedder
 from embedkit.prompts import instruction_prompts

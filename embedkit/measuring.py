@@ -11,8 +11,8 @@ from embedkit.data.held_out import write_tasks
 from embedkit.data.manifest import Manifest, load_manifest
 from embedkit.data.records import Records
 from embedkit.errors import UserError
-from embedkit.evaluation.mteb import evaluate
-from embedkit.evaluation.selection import select_tasks
+from embedkit.evaluation.mteb.scoring import evaluate
+from embedkit.evaluation.mteb.selection import select_tasks
 from embedkit.evaluation.summary import Summary
 from embedkit.mixture import Mixture
 from embedkit.models.embedder import Embedder

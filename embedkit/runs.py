@@ -14,9 +14,9 @@ from embedkit.course import follow
 from embedkit.data.records import Records
 from embedkit.data.texts import Texts
 from embedkit.evaluating import Wanted
-from embedkit.evaluation.estimate import Estimate
+from embedkit.evaluation.encoding.vector_cache import bytes_of
+from embedkit.evaluation.mteb.estimate import Estimate
 from embedkit.evaluation.summary import Summary
-from embedkit.evaluation.vector_cache import bytes_of
 from embedkit.mixture import open_mixture
 from embedkit.models import hub
 from embedkit.models.embedder import Embedder

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from embedkit.errors import UserError
-from embedkit.evaluation.selection import leaves, select_tasks
+from embedkit.evaluation.mteb.selection import leaves, select_tasks
 from embedkit.prompts import as_prefix, instruction_prompts
 from embedkit.toml import read_toml
 

@@ -19,10 +19,11 @@ Paper = Annotated[bool, typer.Option("--paper", help="Add the published rows of 
 
 def compare(runs: Runs, format_: Format = "text", paper: Paper = False) -> None:
     """Print the means of each type of task, a row a run; differences are to the first run."""
-    from embedkit.evaluation import comparing
-    from embedkit.evaluation.comparison_formats import FORMATS
+    from embedkit.evaluation.comparing.comparison import compare as set_side_by_side
+    from embedkit.evaluation.comparing.comparison import read_run
+    from embedkit.evaluation.comparing.formats import FORMATS
 
     if format_ not in FORMATS:
         raise UserError(f"--format {format_}: must be {', '.join(FORMATS)}")
-    comparison = comparing.compare([comparing.read_run(run) for run in runs], paper=paper)
+    comparison = set_side_by_side([read_run(run) for run in runs], paper=paper)
     typer.echo(FORMATS[format_](comparison), nl=False)

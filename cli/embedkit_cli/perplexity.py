@@ -47,7 +47,7 @@ def eval_perplexity(
     masked = None if positions == "all" else _number("--positions", positions)
     if dtype not in ("auto", "bf16", "fp16", "fp32"):
         raise UserError(f"--dtype {dtype}: must be auto, bf16, fp16 or fp32")
-    from embedkit.evaluation.perplexity import Plan, evaluate_perplexity
+    from embedkit.evaluation.perplexity.scoring import Plan, evaluate_perplexity
 
     plan = Plan(tuple(dict.fromkeys(numbers)), documents, masked, seed)
     evaluate_perplexity(model, data, output, plan, dtype=dtype)

@@ -17,7 +17,7 @@ from embedkit.data.manifest import Manifest, load_manifest, shipped_manifests
 from embedkit.data.records import open_manifest
 from embedkit.data.text_manifest import load_text_manifest
 from embedkit.data.texts import Texts
-from embedkit.evaluation.task_folders import read_task_folders
+from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.recipe import load_recipe
 
 TEXT = ["text_hpo", "text_icd10", "text_sympy", "text_boltons"]

@@ -7,7 +7,7 @@ import pytest
 from evaluation.folders import ANIMALS, LABELLED, TYPES, write_json_lines, write_task
 
 from embedkit.errors import DataError
-from embedkit.evaluation.task_folders import read_task_folders
+from embedkit.evaluation.task_folders.reading import read_task_folders
 
 
 @pytest.mark.parametrize("type_", TYPES)

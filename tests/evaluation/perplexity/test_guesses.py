@@ -18,8 +18,8 @@ from transformers import (
 )
 from transformers.modeling_outputs import MaskedLMOutput
 
-from embedkit.evaluation import guesses
-from embedkit.evaluation.guesses import Guesser
+from embedkit.evaluation.perplexity import guesses
+from embedkit.evaluation.perplexity.guesses import Guesser
 
 VOCABULARY = 50
 MASK = 3

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from embedkit.evaluation.perplexity_results import Point
+from embedkit.evaluation.perplexity.results import Point
 
 
 def plot(points: Sequence[Point], path: Path) -> str | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from embedkit.evaluation.perplexity_plot import plot
-from embedkit.evaluation.perplexity_results import (
+from embedkit.evaluation.perplexity.plot import plot
+from embedkit.evaluation.perplexity.results import (
     Point,
     ResultFile,
     Scored,

@@ -20,9 +20,9 @@ from embedkit import distributed, keyed, precision
 from embedkit.data.documents import is_held_out
 from embedkit.data.texts import Texts
 from embedkit.errors import UserError
-from embedkit.evaluation.guesses import Guesser
-from embedkit.evaluation.perplexity_plot import plot
-from embedkit.evaluation.perplexity_results import (
+from embedkit.evaluation.perplexity.guesses import Guesser
+from embedkit.evaluation.perplexity.plot import plot
+from embedkit.evaluation.perplexity.results import (
     Point,
     ResultFile,
     Scored,

@@ -14,13 +14,18 @@ from ranks import run_on_ranks
 from sentence_transformers import SentenceTransformer
 
 from embedkit import distributed
-from embedkit.evaluation import encoders
-from embedkit.evaluation.encoders import Remembering, TextEncoder, Truncated, estimated_tokens
-from embedkit.evaluation.mteb import evaluate
-from embedkit.evaluation.over_ranks import EncodingFailedError, OverRanks, shares_by_tokens
+from embedkit.evaluation.encoding import encoders
+from embedkit.evaluation.encoding.encoders import (
+    Remembering,
+    TextEncoder,
+    Truncated,
+    estimated_tokens,
+)
+from embedkit.evaluation.encoding.over_ranks import EncodingFailedError, OverRanks, shares_by_tokens
+from embedkit.evaluation.encoding.vector_cache import VectorCache
+from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.summary import Summary
-from embedkit.evaluation.task_folders import read_task_folders
-from embedkit.evaluation.vector_cache import VectorCache
+from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.models import hub
 
 

@@ -6,7 +6,7 @@ import pytest
 from ranks import run_on_ranks
 from torch.distributed import barrier
 
-from embedkit.evaluation.vector_cache import VectorCache, keys_of
+from embedkit.evaluation.encoding.vector_cache import VectorCache, keys_of
 
 MODEL = "0123"
 PAIR_OF_EIGHT = 16 + 8 * (16 + 4 * 4)

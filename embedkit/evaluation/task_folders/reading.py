@@ -21,8 +21,8 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.abstasks.text.summarization import AbsTaskSummarization
 
 from embedkit.errors import DataError
-from embedkit.evaluation import task_readers
-from embedkit.evaluation.task_files import content_hash, read_object
+from embedkit.evaluation.task_folders import layouts
+from embedkit.evaluation.task_folders.files import content_hash, read_object
 from embedkit.prompts import SIDES, as_prefix
 
 
@@ -114,26 +114,26 @@ _KINDS = {
         AbsTaskRetrieval,
         "Retrieval",
         "ndcg_at_10",
-        task_readers.retrieval,
+        layouts.retrieval,
         files=("corpus.jsonl", "queries.jsonl", "qrels.tsv"),
     ),
-    "reranking": _Kind(AbsTaskRetrieval, "Reranking", "map_at_1000", task_readers.reranking),
-    "sts": _Kind(AbsTaskSTS, "STS", "cosine_spearman", task_readers.sts),
+    "reranking": _Kind(AbsTaskRetrieval, "Reranking", "map_at_1000", layouts.reranking),
+    "sts": _Kind(AbsTaskSTS, "STS", "cosine_spearman", layouts.sts),
     "pair_classification": _Kind(
-        AbsTaskPairClassification, "PairClassification", "max_ap", task_readers.pair_classification
+        AbsTaskPairClassification, "PairClassification", "max_ap", layouts.pair_classification
     ),
     "classification": _Kind(
         AbsTaskClassification,
         "Classification",
         "accuracy",
-        task_readers.classification,
+        layouts.classification,
         files=("train.jsonl", "test.jsonl"),
         category="t2c",
     ),
     "clustering": _Kind(
-        AbsTaskClusteringLegacy, "Clustering", "v_measure", task_readers.clustering, category="t2c"
+        AbsTaskClusteringLegacy, "Clustering", "v_measure", layouts.clustering, category="t2c"
     ),
     "summarization": _Kind(
-        AbsTaskSummarization, "Summarization", "cosine_spearman", task_readers.summarization
+        AbsTaskSummarization, "Summarization", "cosine_spearman", layouts.summarization
     ),
 }

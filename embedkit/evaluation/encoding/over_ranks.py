@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from embedkit import distributed
-from embedkit.evaluation.encoders import TextEncoder, estimated_tokens
+from embedkit.evaluation.encoding.encoders import TextEncoder, estimated_tokens
 from embedkit.models.embedder import Embedder
 
 ResultT = TypeVar("ResultT")

@@ -10,7 +10,7 @@ from mteb.abstasks.abstask import AbsTask
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 
 from embedkit.errors import UserError
-from embedkit.evaluation.task_folders import read_task_folders
+from embedkit.evaluation.task_folders.reading import read_task_folders
 
 MTEB_ENGLISH = "MTEB(eng, v1)"
 

@@ -13,9 +13,9 @@ from sentence_transformers import SentenceTransformer
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.metrics import average_precision_score, v_measure_score
 
-from embedkit.evaluation.mteb import evaluate
+from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.summary import TaskScore
-from embedkit.evaluation.task_folders import read_task_folders
+from embedkit.evaluation.task_folders.reading import read_task_folders
 
 
 def score(folder: Path, model: SentenceTransformer) -> TaskScore:

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from embedkit.errors import DataError
-from embedkit.evaluation.mirror import from_mirror
+from embedkit.evaluation.encoding.vector_cache import keys_of
+from embedkit.evaluation.mteb.mirror import from_mirror
+from embedkit.evaluation.mteb.prompts import parts_with_instructions, resolve_prompts
+from embedkit.evaluation.mteb.texts import published, texts_of
 from embedkit.evaluation.progress import progress_bar, quiet_libraries
 from embedkit.evaluation.summary import as_text
-from embedkit.evaluation.task_prompts import parts_with_instructions, resolve_prompts
-from embedkit.evaluation.task_texts import published, texts_of
-from embedkit.evaluation.vector_cache import keys_of
 from embedkit.models.embedder import Embedder
 from embedkit.speed import wait
 from embedkit.tokenization import Tokenize

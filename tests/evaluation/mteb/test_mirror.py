@@ -16,8 +16,8 @@ from scipy.stats import spearmanr
 from typer.testing import CliRunner
 
 from embedkit.errors import DataError, UserError
-from embedkit.evaluation.mirror import check_mirror, from_mirror
-from embedkit.evaluation.selection import leaves, select_tasks
+from embedkit.evaluation.mteb.mirror import check_mirror, from_mirror
+from embedkit.evaluation.mteb.selection import leaves, select_tasks
 from embedkit.evaluation.summary import TYPES, Summary
 from embedkit.models import hub
 from embedkit.prompts import instruction_prompts

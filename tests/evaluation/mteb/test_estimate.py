@@ -8,14 +8,14 @@ from evaluation.mirrors import ONE_OF_EACH_TYPE
 from typer.testing import CliRunner
 
 from embedkit.errors import DataError
-from embedkit.evaluation import estimate as estimating
-from embedkit.evaluation.encoders import Remembering
-from embedkit.evaluation.estimate import estimate
-from embedkit.evaluation.mteb import evaluate
-from embedkit.evaluation.selection import select_tasks
-from embedkit.evaluation.task_folders import read_task_folders
-from embedkit.evaluation.task_texts import published
-from embedkit.evaluation.vector_cache import VectorCache
+from embedkit.evaluation.encoding.encoders import Remembering
+from embedkit.evaluation.encoding.vector_cache import VectorCache
+from embedkit.evaluation.mteb import estimate as estimating
+from embedkit.evaluation.mteb.estimate import estimate
+from embedkit.evaluation.mteb.scoring import evaluate
+from embedkit.evaluation.mteb.selection import select_tasks
+from embedkit.evaluation.mteb.texts import published
+from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.models import hub
 from embedkit.prompts import instruction_prompts
 from embedkit.tokenization import Tokenize

@@ -11,7 +11,7 @@ from typing import Any
 from datasets import Dataset, DatasetDict
 
 from embedkit.errors import DataError
-from embedkit.evaluation.task_files import Row, read_qrels, read_rows
+from embedkit.evaluation.task_folders.files import Row, read_qrels, read_rows
 
 
 def retrieval(folder: Path) -> dict[str, Any]:

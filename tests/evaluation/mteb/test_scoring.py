@@ -14,11 +14,11 @@ from mteb.cache import ResultCache
 from sentence_transformers import SentenceTransformer
 
 from embedkit.errors import UserError
-from embedkit.evaluation.mteb import evaluate
-from embedkit.evaluation.selection import select_tasks
+from embedkit.evaluation.mteb.prompts import resolve_prompts
+from embedkit.evaluation.mteb.scoring import evaluate
+from embedkit.evaluation.mteb.selection import select_tasks
 from embedkit.evaluation.summary import Summary
-from embedkit.evaluation.task_folders import read_task_folders
-from embedkit.evaluation.task_prompts import resolve_prompts
+from embedkit.evaluation.task_folders.reading import read_task_folders
 
 
 class Stumbling(Encoder):

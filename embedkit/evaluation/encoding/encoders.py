@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.evaluation.vector_cache import VectorCache, keys_of
+from embedkit.evaluation.encoding.vector_cache import VectorCache, keys_of
 
 _ROUND_TOKENS = 2**18
 """Estimated tokens that are encoded between two writes: seconds on a GPU, a minute on a CPU."""

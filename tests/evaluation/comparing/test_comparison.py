@@ -8,8 +8,14 @@ import pytest
 from embedkit_cli.app import main
 
 from embedkit.errors import UserError
-from embedkit.evaluation.comparing import Comparison, compare, interval, read_run, value_of
-from embedkit.evaluation.comparison_formats import FORMATS, as_csv, as_latex, as_markdown, as_plain
+from embedkit.evaluation.comparing.comparison import (
+    Comparison,
+    compare,
+    interval,
+    read_run,
+    value_of,
+)
+from embedkit.evaluation.comparing.formats import FORMATS, as_csv, as_latex, as_markdown, as_plain
 from embedkit.evaluation.summary import TYPES, Summary, TaskScore
 
 KINDS = {"NQ": "Retrieval", "FEVER": "Retrieval", "STS12": "STS", "STS13": "STS"}

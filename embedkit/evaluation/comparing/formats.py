@@ -8,7 +8,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from embedkit.evaluation.comparing import LEVEL, RESAMPLES, SEED, Comparison, Row, value_of
+from embedkit.evaluation.comparing.comparison import (
+    LEVEL,
+    RESAMPLES,
+    SEED,
+    Comparison,
+    Row,
+    value_of,
+)
 from embedkit.evaluation.summary import as_text
 
 _SHORT = {
