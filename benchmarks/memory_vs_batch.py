@@ -26,6 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
+import resident
 import torch
 from torch.multiprocessing.spawn import start_processes
 from transformers import AutoModel, BertConfig, BertModel
@@ -45,8 +46,6 @@ BATCHES = (256, 512, 1024, 2048, 4096, 8192)
 RESULTS = Path(__file__).parent / "results" / "memory.md"
 TITLE = "Peak memory of a contrastive step against its batch"
 MIB = 2**20
-RETURNED = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
-"""Blocks of 128 KiB and more go back to the system when they are freed."""
 
 
 def embedder(name: str) -> Embedder:
@@ -112,8 +111,8 @@ def measured(name: str, size: int, chunk_tokens: int | None) -> dict[str, float]
     # What the first forward allocates for good is of no batch.
     with torch.no_grad():
         model(batch.queries.select(torch.arange(8)))
-    before = psutil.Process().memory_info().rss
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before = resident.bytes_now()
+    resident.forget()
     start = time.perf_counter()
     metrics = objective.backward(model, batch, key=0, scale=1.0)
     seconds = time.perf_counter() - start
@@ -121,22 +120,16 @@ def measured(name: str, size: int, chunk_tokens: int | None) -> dict[str, float]
     return {
         "loss": float(metrics["loss"]),
         "seconds": seconds,
-        "peak": (_peak() - before) / MIB,
+        "peak": (resident.bytes_at_most() - before) / MIB,
         # Of queries and documents, and their gradients.
         "vectors": 2 * vectors / MIB,
     }
 
 
-def _peak() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = [each for each in lines if each.startswith("VmHWM")]
-    return int(line.split()[1]) * 1024
-
-
 def in_a_process(name: str, size: int, *, cached: bool, returned: bool) -> dict[str, float]:
     """``measured``, in a process that has made no step before."""
     words = [sys.executable, __file__, "--one", name, str(size), str(int(cached))]
-    environment = os.environ | (RETURNED if returned else {})
+    environment = os.environ | (resident.RETURNED if returned else {})
     done = subprocess.run(words, check=True, capture_output=True, text=True, env=environment)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -9,14 +9,20 @@ are all full (1,024 and 4,096), and of mixed lengths, uniform on a logarithmic s
 Usage::
 
     python benchmarks/pretrain_throughput.py [--tokens N] [--rounds 3] [--layers 28] [--compile]
+    python benchmarks/pretrain_throughput.py --memory [--tokens N]
 
-The result goes to ``benchmarks/results/``, as JSON and as rows of ``pretrain.md``.
+The result goes to ``benchmarks/results/``, as JSON and as rows of ``pretrain.md``. On a GPU it has
+the memory too. On a CPU ``--memory`` measures that, each step in a process of its own, and adds
+to ``pretrain_memory.md``; what it counts is memory beyond model, gradients and batch.
 """
 
 import argparse
 import json
 import math
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -26,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import resident
 import torch
 from torch import Tensor, nn
 from transformers import EuroBertConfig, EuroBertForMaskedLM
@@ -171,6 +178,53 @@ def measure(workload: str, options: argparse.Namespace, device: torch.device) ->
     }
 
 
+def memory_in_a_process(name: str, workload: str, options: argparse.Namespace) -> float:
+    """GB that one step takes beyond model, gradients and batch, in a process of its own."""
+    words = [sys.executable, __file__, "--tokens", str(options.tokens)]
+    words += ["--layers", str(options.layers), "--one", name, "--workloads", workload]
+    environment = os.environ | resident.RETURNED
+    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    return float(done.stdout.splitlines()[-1]) / 1e9
+
+
+def memory_of_a_step(name: str, workload: str, options: argparse.Namespace) -> int:
+    """Bytes resident at most during one step, less those before it."""
+    device = torch.device("cpu")
+    autocast = autocast_dtype("auto", device)
+    batch, positions, targets = inputs(lengths_of(workload, options.tokens), device)
+    own, peer = models(options.layers, device, autocast)
+    model: nn.Module = own if name == "embedkit" else peer
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    before = resident.bytes_now()
+    resident.forget()
+    if name == "embedkit":
+        embedkit_step(own, batch, positions, targets)
+    else:
+        peer_step(peer, autocast, batch, positions, targets)
+    return resident.bytes_at_most() - before
+
+
+def keep_memory(options: argparse.Namespace, date: str) -> None:
+    """Measure both on every workload, print, and add to ``pretrain_memory.md``."""
+    table = RESULTS / "pretrain_memory.md"
+    columns = ("date", "layers", "length", "tokens", "embedkit GB", "peer GB", "torch")
+    if not table.exists():
+        table.write_text(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n")
+    for workload in options.workloads:
+        found = [memory_in_a_process(name, workload, options) for name in ("embedkit", "peer")]
+        cells = [
+            date,
+            str(options.layers),
+            workload,
+            str(sum(lengths_of(workload, options.tokens))),
+        ]
+        cells += [*(f"{each:.2f}" for each in found), version("torch")]
+        with table.open("a") as file:
+            file.write(line := f"| {' | '.join(cells)} |\n")
+        print(line, end="", flush=True)
+
+
 def row(result: dict[str, Any], date: str, processor: str) -> str:
     """A line of ``pretrain.md``."""
     speeds, memory = result["tokens_a_second"], result["memory_gb"]
@@ -199,13 +253,21 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--workloads", nargs="+", default=["mixed", "1024", "4096"])
+    parser.add_argument("--memory", action="store_true", help="On a CPU: memory instead of speed.")
+    parser.add_argument("--one", choices=["embedkit", "peer"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     options.tokens = options.tokens or (65_536 if device.type == "cuda" else 4_096)
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     cores = f"CPU, {torch.get_num_threads()} threads"
     processor = torch.cuda.get_device_name(device) if device.type == "cuda" else cores
+    if options.one:
+        print(memory_of_a_step(options.one, options.workloads[0], options))
+        return
     RESULTS.mkdir(exist_ok=True)
+    if options.memory:
+        keep_memory(options, date)
+        return
     table = RESULTS / "pretrain.md"
     if not table.exists():
         table.write_text(f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}\n")
