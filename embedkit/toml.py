@@ -5,7 +5,7 @@ import difflib
 import json
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -91,19 +91,22 @@ def validated(section: type[SectionT], tables: Mapping[str, Any], origin: str) -
     try:
         return section.model_validate(tables)
     except ValidationError as error:
-        known = _field_names(section)
-        mistakes = "; ".join(_mistake(each, known) for each in error.errors(include_url=False))
+        sections = list(_sections(section))
+        mistakes = "; ".join(_mistake(each, sections) for each in error.errors(include_url=False))
         raise UserError(f"{origin}: {mistakes}") from None
 
 
 def override(tables: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """``tables`` after ``dotted.key=value`` assignments; values are TOML or bare words."""
+    """``tables`` after ``dotted.key=value`` assignments; values are TOML or bare words.
+
+    Without a value, ``dotted.key=``, the key is taken out, and its default holds.
+    """
     changed = copy.deepcopy(dict(tables))
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals:
             raise UserError(f"--set {assignment}: write KEY=VALUE, e.g. optim.lr=3e-5")
-        _assign(changed, key.strip(), _parse(value.strip()))
+        _assign(changed, key.strip(), _parse(value.strip()) if value.strip() else None)
     return changed
 
 
@@ -122,22 +125,34 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _mistake(error: Mapping[str, Any], known: set[str]) -> str:
-    where = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+def _mistake(error: Mapping[str, Any], sections: Iterable[type[BaseModel]]) -> str:
+    known = {name for each in sections for name in each.model_fields}
+    unknown = [str(error["loc"][-1])] if error["type"] == "extra_forbidden" else []
+    way = [str(part) for part in error["loc"]][: len(error["loc"]) - len(unknown)]
+    # Where a table is of several kinds, pydantic names the kind besides.
+    where = ".".join([part for part in way if part not in _kinds(sections) - known] + unknown)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
         return f"{where}: there is no such key" + (f", did you mean {near[0]}?" if near else "")
     message = str(error["msg"]).removeprefix("Value error, ")
     shown = "" if error["type"] in {"missing", "value_error"} else f" (got {error['input']!r})"
     return f"{where}: {message}{shown}" if where else f"{message}{shown}"
 
 
-def _field_names(annotation: Any) -> set[str]:
-    """The names of all fields of a section and of the sections in it."""
+def _kinds(sections: Iterable[type[BaseModel]]) -> set[str]:
+    fields = [each.model_fields["kind"] for each in sections if "kind" in each.model_fields]
+    return {kind for field in fields for kind in get_args(field.annotation)}
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    """A section, and those that its fields hold."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        fields = annotation.model_fields
-        return set(fields).union(*(_field_names(each.annotation) for each in fields.values()))
-    return set[str]().union(*map(_field_names, get_args(annotation)))
+        yield annotation
+        inner: Iterable[Any] = (each.annotation for each in annotation.model_fields.values())
+    else:
+        inner = get_args(annotation)
+    for each in inner:
+        yield from _sections(each)
 
 
 def _assign(tables: dict[str, Any], key: str, value: Any) -> None:
@@ -146,7 +161,11 @@ def _assign(tables: dict[str, Any], key: str, value: Any) -> None:
         tables = tables.setdefault(parent, {})
         if not isinstance(tables, dict):
             raise UserError(f"--set {key}: {parent} is a value, not a table")
-    tables[last] = value
+    # TOML has no null.
+    if value is None:
+        tables.pop(last, None)
+    else:
+        tables[last] = value
 
 
 def _parse(value: str) -> Any:

@@ -6,7 +6,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from embedkit.errors import UserError
-from embedkit.recipe import Recipe, load_recipe
+from embedkit.recipe import ContextualConfig, InContext, Recipe, load_recipe
 from embedkit.toml import differences, expand, find, shipped, validated
 
 TABLES: dict[str, Any] = {
@@ -62,6 +62,12 @@ def test_a_value_is_overridden(override: str, key: tuple[Any, ...], value: Any, 
     assert found == value
 
 
+def test_an_override_without_a_value_takes_the_key_out(file: str) -> None:
+    assert load_recipe(file, ["seed=1", "seed=", "evaluation.tasks="]).seed == 0
+    with pytest.raises(UserError, match="model: Field required"):
+        load_recipe(file, ["model="])
+
+
 def test_the_last_override_wins(file: str) -> None:
     assert load_recipe(file, ["seed=1", "seed=2"]).seed == 2
 
@@ -80,6 +86,11 @@ def test_the_last_override_wins(file: str) -> None:
         ("data.mix=[{manifest='a',weight=1.0},{manifest='b'}]", "weight is missing for b: give"),
         ("data.mix=[{manifest='a'},{manifest='a'}]", "a stands more than once in the mixture"),
         ("epochs=1.0", "give exactly one of steps and epochs"),
+        ("objective.kind=mlm", "objective: kind = 'mlm': fine-tuning has contrastive, contextual"),
+        ("objective.temprature=1", r"objective\.temprature: .*, did you mean temperature\?"),
+        ("objective.temperature=0", r"mine\.toml: objective\.temperature: Input should be great"),
+        ("objective.margin=0.1", r'mine\.toml: objective: margin = 0\.1: false_negatives is "off"'),
+        ("context.num_context=4", r'context: goes with objective\.kind = "contextual"; set that'),
         ("optim", r"--set optim: write KEY=VALUE, e\.g\. optim\.lr=3e-5"),
         ("model.name=x", r"--set model\.name: model is a value, not a table"),
     ],
@@ -140,3 +151,37 @@ def test_differences_are_told_leaf_by_leaf() -> None:
     assert differences(then, now) == expected
     assert differences(then, then) == []
     assert differences({}, {"long": "x" * 90}) == [f'long: null -> "{"x" * 56}...']
+
+
+CONTEXTUAL = ["objective.kind=contextual", "context={}"]
+
+
+def test_a_contextual_recipe_has_the_values_of_its_paper(file: str) -> None:
+    recipe = load_recipe(file, CONTEXTUAL)
+    assert isinstance(recipe.objective, InContext)
+    assert (recipe.objective.temperature, recipe.objective.cross_device) == (0.02, False)
+    assert recipe.context == ContextualConfig(num_context=512, context_dropout=0.005)
+    assert load_recipe(file, [*CONTEXTUAL, "objective.kind=contrastive", "context="]) == (
+        load_recipe(file)
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["context="], r'kind = "contextual" needs a \[context\] table: num_context = 512'),
+        (["lora={}"], r'lora: objective\.kind = "contextual" trains all weights of two encoders'),
+        (["embedder.pooling=cls"], r'embedder\.pooling = "cls": a two-stage model takes the mean'),
+        (
+            ["embedder.include_prompt=false"],
+            r"embedder\.include_prompt = false, but context\.include_prompt = true: set both alike",
+        ),
+        (["context.null_vector=false"], r"context: context_dropout = 0\.005: drops to the null"),
+    ],
+)
+def test_what_a_contextual_recipe_cannot_do_is_named(
+    overrides: list[str], message: str, file: str
+) -> None:
+    with pytest.raises(UserError, match=message) as told:
+        load_recipe(file, [*CONTEXTUAL, *overrides])
+    assert "\n" not in str(told.value)

@@ -11,7 +11,7 @@ from embedkit.data.batches import ContrastiveBatch
 from embedkit.gradcache import Replay
 from embedkit.models.contextual.model import Contextual
 from embedkit.objectives.contrastive import ContrastiveObjective
-from embedkit.recipe import Contrastive
+from embedkit.recipe import InfoNCE
 
 
 class ContextualObjective:
@@ -27,7 +27,7 @@ class ContextualObjective:
             ``cross_device = false``, since each rank has a context of its own.
     """
 
-    def __init__(self, config: Contrastive) -> None:
+    def __init__(self, config: InfoNCE) -> None:
         self._config, self._contrast = config, ContrastiveObjective(config)
 
     def backward(

@@ -13,7 +13,7 @@ from embedkit.data.batches import ContrastiveBatch
 from embedkit.gradcache import Replay
 from embedkit.losses import false_negatives, info_nce, similarity, truncated
 from embedkit.objectives.filtering import Filter
-from embedkit.recipe import Contrastive
+from embedkit.recipe import InfoNCE
 
 _Across = Callable[[Tensor], tuple[Tensor, int]]
 _SCORES = 2**22
@@ -59,7 +59,7 @@ class ContrastiveObjective:
     (Kusupati et al., 2022, "Matryoshka Representation Learning", who take the sum).
     """
 
-    def __init__(self, config: Contrastive) -> None:
+    def __init__(self, config: InfoNCE) -> None:
         self._config = config
 
     def backward(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from embedkit.losses import similarity
-from embedkit.recipe import Contrastive
+from embedkit.recipe import InfoNCE
 
 _ROUNDING = 1e-6
 """Of a product of unit vectors in fp32: what equals the positive may not slip below it."""
@@ -34,7 +34,7 @@ class Filter:
         surrogate: Tensor,
         documents: int,
         across: Callable[[Tensor], tuple[Tensor, int]],
-        config: Contrastive,
+        config: InfoNCE,
     ) -> Self:
         """Share what this rank knows of its own rows.
 

@@ -12,6 +12,8 @@ from pydantic import (
     model_validator,
 )
 
+from embedkit.recipe.contextual import ContextualConfig
+from embedkit.recipe.infonce import Contrastive, PairObjective
 from embedkit.recipe.training import Training
 from embedkit.toml import Section
 
@@ -73,52 +75,6 @@ class Data(Section):
         return self
 
 
-class Contrastive(Section):
-    kind: Literal["contrastive"] = "contrastive"
-    temperature: PositiveFloat = 0.07
-    symmetric: bool = False
-    """Also score each positive against all queries, and take the mean of the two directions."""
-    cross_device: bool = True
-    """Score each query against the documents of every rank, not only its own."""
-    false_negatives: Literal["off", "absolute", "relative"] = "off"
-    """Drop a document from a query's negatives where the surrogate of ``data.batch_table`` scores
-    it at least as high as the positive, less ``margin`` or less that share of the positive's
-    score. Hard negatives have no stored vectors, and stay."""
-    margin: float = Field(default=0.0, ge=0, lt=1)
-    chunk_tokens: PositiveInt | None = None
-    """Tokens encoded at a time under gradient caching. ``None`` turns gradient caching off."""
-    matryoshka_dims: (
-        Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)] | None
-    ) = None
-    """Widths, falling, to which vectors may later be cut: the loss becomes the mean of the losses
-    of the vectors cut to each."""
-    matryoshka_weights: Annotated[tuple[PositiveFloat, ...], Field(strict=False)] | None = None
-    """What each of ``matryoshka_dims`` counts in that mean. ``None`` lets all count the same."""
-
-    @model_validator(mode="after")
-    def _margin_of_a_filter(self) -> Self:
-        if self.margin and self.false_negatives == "off":
-            raise ValueError(
-                f'margin = {self.margin}: false_negatives is "off"; set it to "absolute" or '
-                '"relative", or leave the margin out'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _falling_dims(self) -> Self:
-        dims, weights = self.matryoshka_dims or (), self.matryoshka_weights
-        if list(dims) != sorted(set(dims), reverse=True):
-            raise ValueError(
-                f"matryoshka_dims = {list(dims)}: each has to be less than the one before it"
-            )
-        if weights is not None and len(weights) != len(dims):
-            raise ValueError(
-                f"matryoshka_weights has {len(weights)} values for {len(dims)} matryoshka_dims: "
-                "give each one, or leave the weights out"
-            )
-        return self
-
-
 class Lora(Section):
     """Low-rank adapters, which train in place of the weights they stand beside (peft's LoRA)."""
 
@@ -172,7 +128,9 @@ class Recipe(Training):
     data: Data
     lora: Lora | None = None
     """``None`` trains every weight."""
-    objective: Contrastive = Contrastive()
+    objective: PairObjective = Contrastive()
+    context: ContextualConfig | None = None
+    """What joins the two encoders of ``objective.kind = "contextual"``."""
     evaluation: Evaluation = Evaluation()
 
     @model_validator(mode="before")
@@ -184,6 +142,42 @@ class Recipe(Training):
                 "model for its share of a batch; leave it out"
             )
         return tables
+
+    @model_validator(mode="after")
+    def _a_context_for_two_encoders(self) -> Self:
+        wanted = self.objective.kind == "contextual"
+        if wanted and self.context is None:
+            raise ValueError(
+                'objective.kind = "contextual" needs a [context] table: num_context = 512 is the '
+                "paper's"
+            )
+        if not wanted and self.context is not None:
+            raise ValueError(
+                'context: goes with objective.kind = "contextual"; set that, or take the table '
+                "out with --set context="
+            )
+        if wanted and self.lora is not None:
+            raise ValueError(
+                'lora: objective.kind = "contextual" trains all weights of two encoders; leave the '
+                "table out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _pooling_of_two_encoders(self) -> Self:
+        if self.context is None:
+            return self
+        if self.embedder.pooling == "cls":
+            raise ValueError(
+                'embedder.pooling = "cls": a two-stage model takes the mean; leave it out'
+            )
+        prompt, own = self.context.include_prompt, self.embedder.include_prompt
+        if own is not None and own != prompt:
+            raise ValueError(
+                f"embedder.include_prompt = {str(own).lower()}, but context.include_prompt = "
+                f"{str(prompt).lower()}: set both alike, or leave the first out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_table_to_filter_by(self) -> Self:

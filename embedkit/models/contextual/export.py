@@ -15,7 +15,6 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from embedkit.errors import UserError
 from embedkit.models import hub
 from embedkit.models.backbones import Backbone, NeoBERTBackbone
-from embedkit.models.contextual.config import ContextualConfig
 from embedkit.models.contextual.context import Context
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.eurobert import ORIGIN, from_eurobert, obstacle, to_eurobert
@@ -23,6 +22,7 @@ from embedkit.models.export import whole_folder
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTModel
 from embedkit.models.quiet import quietly
 from embedkit.models.stored import read_json
+from embedkit.recipe import ContextualConfig
 from embedkit.tokenization import Tokenize
 
 _CODE = "modeling_contextual"

@@ -20,12 +20,12 @@ from embedkit import keyed
 from embedkit.errors import UserError
 from embedkit.hashing import sha256_of
 from embedkit.models.backbones import Backbone, NeoBERTBackbone
-from embedkit.models.contextual.config import ContextualConfig
 from embedkit.models.contextual.context import Context, Embeddings
 from embedkit.models.contextual.pooling import mean_by_text
 from embedkit.models.contextual.prefix import check_architecture
 from embedkit.models.contextual.slots import Slots
 from embedkit.models.embedder import Embedder
+from embedkit.recipe import ContextualConfig
 from embedkit.tokenization import Tokenize
 from embedkit.tokens import TokenBatch, chunks_by_budget
 

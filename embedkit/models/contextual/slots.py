@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from embedkit.errors import UserError
-from embedkit.models.contextual.config import ContextualConfig
 from embedkit.models.contextual.prefix import Prefix
+from embedkit.recipe import ContextualConfig
 
 
 class Slots(nn.Module):

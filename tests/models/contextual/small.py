@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from embedkit.models.backbones import Backbone, NeoBERTBackbone
-from embedkit.models.contextual.config import ContextualConfig
 from embedkit.models.contextual.model import Contextual
+from embedkit.recipe import ContextualConfig
 from embedkit.tokens import TokenBatch
 
 WIDTH = 16

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from embedkit.errors import UserError
 from embedkit.models import hub
 from embedkit.models.contextual import model as module
-from embedkit.models.contextual.config import ContextualConfig
 from embedkit.models.contextual.context import Context, Embeddings, similarity
 from embedkit.models.contextual.model import Contextual
+from embedkit.recipe import ContextualConfig
 from embedkit.tokens import TokenBatch
 
 CORPUS = [f"a document about {subject}" for subject in ("otters", "tides", "kilns", "ferns")]

@@ -14,10 +14,10 @@ from sentence_transformers import SentenceTransformer
 from tiny import real_tokenizer
 
 from embedkit.errors import UserError
-from embedkit.models.contextual.config import ContextualConfig
 from embedkit.models.contextual.context import similarity
 from embedkit.models.contextual.export import read_contextual, write_contextual
 from embedkit.models.contextual.model import Contextual
+from embedkit.recipe import ContextualConfig
 
 CORPUS = [f"a document about {subject}" for subject in ("otters", "tides", "kilns", "ferns")]
 TEXTS = ["how do otters sleep", "x", "", "when is it high tide " * 12]

@@ -5,10 +5,10 @@ from models.contextual.published_fixtures import write
 
 from embedkit.errors import UserError
 from embedkit.models import hub
-from embedkit.models.contextual.config import ContextualConfig
 from embedkit.models.contextual.export import write_contextual
 from embedkit.models.contextual.loading import load_contextual
 from embedkit.models.contextual.model import Contextual
+from embedkit.recipe import ContextualConfig
 
 
 def test_a_folder_of_ours_and_a_released_one_are_told_apart(

@@ -9,9 +9,9 @@ from models.contextual.small import BACKBONES, DOCUMENTS, TEXTS, WIDTH, backbone
 from torch import Tensor
 
 from embedkit.errors import UserError
-from embedkit.models.contextual.config import ContextualConfig
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.contextual.prefix import Prefix
+from embedkit.recipe import ContextualConfig
 from embedkit.tokens import TokenBatch
 
 HEADS: dict[str, Any] = {
