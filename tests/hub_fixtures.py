@@ -238,9 +238,15 @@ FIXTURES: dict[str, tuple[Files, dict[str, dict[str, str]]]] = {
 
 def write_data_set(root: Path, id_: str, renamed: str | None = None) -> None:
     """Lay a data set out under ``root`` as on the hub; ``renamed`` is a field that is not there."""
-    files, configs = FIXTURES[id_]
+    write_files(root / id_, *FIXTURES[id_], renamed)
+
+
+def write_files(
+    folder: Path, files: Files, configs: dict[str, dict[str, str]], renamed: str | None = None
+) -> None:
+    """Fill ``folder`` with files, and with a card that says of which splits they are."""
     for name, rows in files.items():
-        path = root / id_ / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(path, [_without(row, renamed) for row in rows])
     listed = [
@@ -251,7 +257,7 @@ def write_data_set(root: Path, id_: str, renamed: str | None = None) -> None:
         for config, splits in configs.items()
     ]
     card = f"---\nconfigs: {json.dumps(listed)}\n---\n" if listed else "No configurations.\n"
-    (root / id_ / "README.md").write_text(card)
+    (folder / "README.md").write_text(card)
 
 
 def _write(path: Path, rows: list[Row]) -> None:

@@ -41,9 +41,9 @@ def place(source: HubSource) -> Place:
             no folder.
     """
     if (folder := Path(source.id)).is_dir():
-        return Place(str(folder), None, _state(folder), pinned=True)
-    if mirrored := _mirror(source.id):
-        return Place(str(mirrored), None, _state(mirrored), pinned=False)
+        return Place(str(folder), None, state(folder), pinned=True)
+    if mirrored := mirror(source.id):
+        return Place(str(mirrored), None, state(mirrored), pinned=False)
     revision = source.revision or hub_lock.locked(source.id)
     if revision is None:
         revision = hub_lock.newest(source.id)
@@ -55,7 +55,7 @@ def place(source: HubSource) -> Place:
     return Place(source.id, revision, revision, pinned=source.revision is not None)
 
 
-def _mirror(id_: str) -> Path | None:
+def mirror(id_: str) -> Path | None:
     """The folder under ``$EMBEDKIT_HUB`` that stands for a data set, if there is one."""
     root = os.environ.get("EMBEDKIT_HUB")
     if not root:
@@ -132,7 +132,8 @@ def check_revision(at: Place, urls: Iterable[str]) -> None:
         )
 
 
-def _state(folder: Path) -> str:
+def state(folder: Path) -> str:
+    """Changes with the name, size or time of change of any file in a folder."""
     listing = [
         f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}"
         for path in sorted(folder.rglob("*"))

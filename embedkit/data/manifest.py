@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from embedkit.data.columns import ColumnPath, RowFilter
+from embedkit.data.readers.shards import Shards, ShardsSource
 from embedkit.errors import UserError
 from embedkit.toml import Section, find, read_toml, shipped, validated
 
@@ -115,10 +116,13 @@ class HubSource(Section):
     configs: tuple[HubConfig, ...] = Field(default=(), strict=False)
     """In place of ``config``: read one after the other."""
     revision: Commit | None = None
-    """A commit, since a branch or a tag may move. ``None`` takes that of the lock, or if it has
-    none the hub's newest."""
+    """A commit, since a branch may move. ``None``: the lock's, or where it has none, the newest."""
     split: str = "train"
+    stream: bool = False
+    """Read the split's files as they come. Otherwise ``datasets`` keeps a copy of all splits."""
     joins: tuple[HubJoin, ...] = Field(default=(), strict=False)
+    shards: Shards | None = None
+    """The same rows elsewhere; read in place of the hub where that folder is."""
 
     @model_validator(mode="after")
     def _one_way_to_name_configs(self) -> Self:
@@ -182,7 +186,9 @@ class PackageSource(Section):
     reader: OboReader | IcdReader | DocstringReader = Field(discriminator="kind")
 
 
-Source = Annotated[HubSource | FilesSource | PackageSource, Field(discriminator="kind")]
+Source = Annotated[
+    HubSource | FilesSource | ShardsSource | PackageSource, Field(discriminator="kind")
+]
 
 
 class HeldOutTask(Section):

@@ -19,7 +19,7 @@ from embedkit.data import (
     table,
 )
 from embedkit.data.manifest import Manifest
-from embedkit.data.readers import docstring, icd, obo
+from embedkit.data.readers import docstring, icd, obo, shards
 from embedkit.data.sources import Opened
 
 # Rows depend on the code of these, so their place in the cache does too.
@@ -37,6 +37,7 @@ _MAKERS = (
     obo,
     icd,
     docstring,
+    shards,
 )
 
 

@@ -17,8 +17,9 @@ from embedkit.data.manifest import (
     HubSource,
     IcdReader,
     PackageSource,
+    Source,
 )
-from embedkit.data.readers import docstring, icd, obo
+from embedkit.data.readers import docstring, icd, obo, shards
 from embedkit.errors import DataError
 from embedkit.toml import expand
 
@@ -45,7 +46,7 @@ class Opened:
     """Each is read once."""
 
 
-def opened(source: HubSource | FilesSource | PackageSource, *, streaming: bool = False) -> Opened:
+def opened(source: Source, *, streaming: bool = False) -> Opened:
     """Find the source and check its hashes; rows are read when the parts are walked.
 
     ``streaming`` reads the hub's files as they come, without a copy on disk.
@@ -55,6 +56,8 @@ def opened(source: HubSource | FilesSource | PackageSource, *, streaming: bool =
     """
     if isinstance(source, HubSource):
         return _hub(source, streaming)
+    if isinstance(source, shards.ShardsSource):
+        return _shards(source, _folder_of(source), pinned=True)
     return _files(source) if isinstance(source, FilesSource) else _package(source)
 
 
@@ -82,11 +85,28 @@ def _files(source: FilesSource) -> Opened:
     return Opened((*identity, *suffixes), pinned=True, parts=tuple(parts))
 
 
+def _shards(source: shards.Shards, folder: Path | None, *, pinned: bool) -> Opened:
+    if folder is None:
+        raise DataError(
+            f"{source.folder}: no such folder, here or under EMBEDKIT_HUB: fetch it or correct it"
+        )
+    found = tuple(Part(name, "line", rows) for name, rows in shards.read(folder, source))
+    how = source.model_dump_json(include={"files", "rename"})
+    return Opened((how, hub.state(folder)), pinned, found)
+
+
+def _folder_of(source: shards.Shards) -> Path | None:
+    path = Path(expand(source.folder))
+    return path if path.is_dir() else hub.mirror(source.folder)
+
+
 def _hub(source: HubSource, streaming: bool) -> Opened:
+    if source.shards and (folder := _folder_of(source.shards)):
+        return _shards(source.shards, folder, pinned=False)
     at = hub.place(source)
     found = [
         Part(f"{name} ({source.split})", "row", enumerate(rows, start=1))
-        for name, rows in hub.parts(source, at, streaming=streaming)
+        for name, rows in hub.parts(source, at, streaming=streaming or source.stream)
     ]
     how = source.model_dump_json(include={"config", "configs", "split", "joins"})
     return Opened((source.id, how, at.state), pinned=at.pinned, parts=tuple(found))
