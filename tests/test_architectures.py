@@ -35,6 +35,8 @@ from transformers import (
 
 from embedkit.errors import UserError
 from embedkit.models import hub, lora
+from embedkit.models.neobert import NeoBERTModel
+from embedkit.models.neobert.keys import load_pretrained
 from embedkit.recipe import Lora, load_recipe
 from embedkit.runs import finetune
 
@@ -280,3 +282,12 @@ def test_pickled_weights_are_refused_with_the_conversion(name: str, tmp_path: Pa
     torch.save({}, folder / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"pytorch_model\.bin.*python -c .*save_pretrained"):
         hub.load(str(folder))
+
+
+@pytest.mark.parametrize("load", [hub.load, partial(load_pretrained, NeoBERTModel)])
+def test_a_checkpoint_of_deepspeed_is_refused_with_the_conversion(
+    load: Callable[[str], object], tmp_path: Path
+) -> None:
+    (tmp_path / "zero_to_fp32.py").touch()
+    with pytest.raises(UserError, match=rf"python {tmp_path}/zero_to_fp32\.py {tmp_path} safe"):
+        load(str(tmp_path))

@@ -7,6 +7,8 @@ from huggingface_hub import HfApi
 from embedkit.errors import UserError
 
 _PICKLE = "pytorch_model.bin"
+_ZERO_SCRIPT = "zero_to_fp32.py"
+"""What DeepSpeed puts beside the shards of a checkpoint, to make weights of them."""
 
 
 def refuse_pickle(encoder: str) -> None:
@@ -27,6 +29,13 @@ def refuse_pickle(encoder: str) -> None:
         raise UserError(
             f"{encoder}: its weights are a pickle ({_PICKLE}), which is not read; if you trust it, "
             f'convert it with: python -c "{code}" and pass the folder safe'
+        )
+    if _ZERO_SCRIPT in names:
+        script = Path(encoder) / _ZERO_SCRIPT
+        raise UserError(
+            f"{encoder}: is a checkpoint of DeepSpeed, pickles that are not read; if you trust it, "
+            f"convert it with: python {script} {encoder} safe --safe_serialization, put the "
+            "model's config.json beside, and pass the folder safe"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from embedkit.errors import UserError
 from embedkit.models.embedder import Pooling
+from embedkit.models.pickled import refuse_pickle
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ def read_stored(folder: str) -> Stored:
     root = Path(folder)
     if not (root / "modules.json").is_file():
         if root.is_dir() and not (root / "config.json").is_file():
+            refuse_pickle(folder)
             raise UserError(f"{folder}: holds neither modules.json nor config.json")
         return Stored(encoder=folder)
     modules = _modules(folder)

@@ -153,6 +153,8 @@ def _local(model: str, revision: str | None) -> Path:
 
 def _config(folder: Path) -> NeoBERTConfig:
     path = folder / "config.json"
+    if not path.is_file():
+        refuse_pickle(str(folder))
     settings = _json(path)
     kind = settings.get("model_type")
     if kind != NeoBERTConfig.model_type:
