@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Processes that the tests are shared out to; 0 runs them in one, as a debugger wants it.
+WORKERS ?= 2
 # Another index for torch, e.g. TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # The tests' forked ranks and a GPU exclude each other; benchmarks/gpu.sh runs those that need one.
-PYTEST := CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest
+PYTEST := CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 CI_MARKERS := not gpu and not network and not soak
 
 .PHONY: demo test quick lint clean
