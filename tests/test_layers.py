@@ -15,14 +15,15 @@ import embedkit
 LAYERS = [
     # Layer 0 of the design, in the order in which its modules build on each other.
     {"errors", "hashing", "interrupt", "keyed", "losses", "network", "tokens"},
-    {"distributed", "toml", "tokenization"},
+    {"blocks", "distributed", "toml", "tokenization"},
     {"recipe", "sharding"},
     {"optim", "precision", "prompts", "speed"},
     # Layers 1 to 4.
     {"checkpoint", "data", "gradcache", "metrics", "models"},
     {"clustering"},
     {"evaluation", "mining", "mixture", "objectives", "run_folder", "text_mixture"},
-    {"held_out_loss", "initial_weights", "inspection", "measuring", "report", "trainer"},
+    {"held_out_loss", "initial_weights", "inspection", "measuring", "model_card", "report"},
+    {"starting_model", "trainer"},
     {"course"},
     {"evaluating", "finetuning", "pretraining"},
     {"runs"},

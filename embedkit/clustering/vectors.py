@@ -1,7 +1,6 @@
 """Surrogate vectors of pairs on disk: memory-mapped fp16, written in blocks by all ranks."""
 
 import json
-import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,13 +11,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from embedkit import distributed
+from embedkit.blocks import BlockFile, mapped
 from embedkit.data.records import Records
 from embedkit.errors import DataError
 from embedkit.models.embedder import Embedder
 
-SIDES = ("queries", "documents")
+_COLUMNS = {"queries": "query", "documents": "positive"}
+"""Of each side."""
+_TYPE = np.dtype(np.float16)
 _BLOCK = 2048
-"""Pairs that an interruption loses at most, on each rank."""
+"""Texts that an interruption loses at most, on each rank."""
 _READ = 2**16
 """Pairs read at a time."""
 
@@ -33,9 +35,9 @@ class VectorStore:
         self.folder = folder
         try:
             facts = json.loads((folder / "facts.json").read_text())
-            shape = (facts["rows"], facts["width"])
             self.queries, self.documents = (
-                np.memmap(_path(folder, side), np.float16, mode="r", shape=shape) for side in SIDES
+                mapped(_path(folder, side), _TYPE, rows=facts["rows"], width=facts["width"])
+                for side in _COLUMNS
             )
         except (OSError, ValueError) as error:
             raise DataError(
@@ -71,56 +73,34 @@ def embed(records: Records, surrogate: Embedder, folder: Path, console: Console)
     """
     aside = folder.with_name(f"{folder.name}.part")
     if not distributed.on_main(folder.is_dir):
-        # Told by one rank: another may have written a block before this one looks.
         reserve = partial(_reserve, aside, len(records), surrogate.backbone.width)
-        open_blocks = distributed.on_main(reserve)
-        mine = distributed.share_of(len(open_blocks), distributed.rank(), distributed.world_size())
+        # Told by one rank: another may have written a block before this one looks.
+        missing = distributed.on_main(lambda: [file.missing() for file in reserve().values()])
+        files = reserve()
         with _progress(console) as progress:
-            for block in progress.track(open_blocks[mine], description=records.name):
-                _write(aside, block, records, surrogate)
+            for (side, file), blocks in zip(files.items(), missing, strict=True):
+                own = distributed.share_of(
+                    len(blocks), distributed.rank(), distributed.world_size()
+                )
+                for block in progress.track(blocks[own], description=f"{side} of {records.name}"):
+                    # A block has the same texts after an interruption and on any number of ranks:
+                    # every text is encoded beside the same others, and its vector is the same.
+                    taken = records.table.take(file.rows_of(block).tolist(), (_COLUMNS[side],))
+                    file.write(block, surrogate.encode([text for (text,) in taken]))
         distributed.barrier()
-        distributed.on_main(partial(_publish, aside, folder))
+        assert not any(file.missing() for file in files.values()), "a rank left a block out"
+        distributed.on_main(partial(aside.rename, folder))
     return VectorStore(folder)
 
 
-def _reserve(aside: Path, rows: int, width: int) -> list[int]:
-    """Make files of their final size, and tell which blocks are still to be written.
-
-    The third file has a byte for each block, which is 1 once the block is whole.
-    """
+def _reserve(aside: Path, rows: int, width: int) -> dict[str, BlockFile]:
+    """The file of each side, of its final size."""
     aside.mkdir(parents=True, exist_ok=True)
-    sizes = {_path(aside, side): rows * width * 2 for side in SIDES}
-    for path, size in {**sizes, aside / "done": -(-rows // _BLOCK)}.items():
-        path.touch()
-        os.truncate(path, size)
     (aside / "facts.json").write_text(json.dumps({"rows": rows, "width": width}))
-    done = np.fromfile(aside / "done", dtype=np.uint8)
-    return [int(block) for block in np.flatnonzero(done == 0)]
-
-
-def _write(aside: Path, block: int, records: Records, surrogate: Embedder) -> None:
-    start = block * _BLOCK
-    pairs = records.take(range(start, min(start + _BLOCK, len(records))))
-    texts = [pair.query for pair in pairs], [pair.positive for pair in pairs]
-    for side, own in zip(SIDES, texts, strict=True):
-        vectors = surrogate.encode(own).astype(np.float16)
-        _put(_path(aside, side), start * vectors.shape[1] * 2, vectors.tobytes())
-    # After the vectors, so that a block with its byte set is whole.
-    _put(aside / "done", block, b"\1")
-
-
-def _put(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _publish(aside: Path, folder: Path) -> None:
-    assert np.fromfile(aside / "done", dtype=np.uint8).all(), "a rank left a block out"
-    (aside / "done").unlink()
-    aside.rename(folder)
+    return {
+        side: BlockFile(_path(aside, side), _TYPE, rows=rows, width=width, block=_BLOCK)
+        for side in _COLUMNS
+    }
 
 
 def _path(folder: Path, side: str) -> Path:

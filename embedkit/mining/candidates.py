@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from embedkit.mining.blocks import BlockFile
+from embedkit.blocks import BlockFile, mapped
 from embedkit.mining.corpus import Ids
 from embedkit.mining.exclusions import Exclusions
 from embedkit.mining.search import Scores, Search
@@ -47,14 +47,14 @@ def find_candidates(
         documents: how many there are.
         console: where progress goes.
     """
-    file = BlockFile(path, CANDIDATE, depth)
-    with stage(console, "searching for queries", len(queries), len(file)) as advance:
-        for start in range(len(file), len(queries), _QUERIES):
-            numbers = np.arange(start, min(start + _QUERIES, len(queries)))
+    file = BlockFile(path, CANDIDATE, rows=len(queries), width=depth, block=_QUERIES)
+    with stage(console, "searching for queries", len(queries), file.done()) as advance:
+        for block in file.missing():
+            numbers = file.rows_of(block)
             vectors = queries[numbers].astype(np.float32)
-            file.append(_admitted(search, vectors, numbers, exclusions, depth, documents))
+            file.write(block, _admitted(search, vectors, numbers, exclusions, depth, documents))
             advance(len(numbers))
-    return file.mapped()
+    return mapped(path, CANDIDATE, rows=len(queries), width=depth)
 
 
 def recall(

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from embedkit.blocks import BlockFile, mapped
 from embedkit.data import cache
-from embedkit.mining.blocks import BlockFile, mapped
-from embedkit.mining.corpus import Ids, Side
+from embedkit.mining.corpus import Side
 from embedkit.mining.settings import StoreType
 from embedkit.mining.stages import stage
 from embedkit.models.embedder import Embedder
@@ -54,7 +53,7 @@ def stored_vectors(
     kind, width = np.dtype(_TYPES[store]), embedder.backbone.width
     build = partial(_encode, side, embedder, prompt, limit, kind, console)
     folder = cache.built("vectors", key, build, resumable=True)
-    return mapped(folder / _FILE, kind, width)
+    return mapped(folder / _FILE, kind, rows=len(side), width=width)
 
 
 def _encode(
@@ -66,19 +65,16 @@ def _encode(
     console: Console,
     folder: Path,
 ) -> None:
-    file = BlockFile(folder / _FILE, kind, embedder.backbone.width)
+    width = embedder.backbone.width
+    file = BlockFile(folder / _FILE, kind, rows=len(side), width=width, block=_TEXTS)
     own_limit, embedder.max_tokens = embedder.max_tokens, limit
     try:
-        with stage(console, f"encoding {side.name}", len(side), len(file)) as advance:
-            for numbers in _blocks(len(file), len(side)):
-                # Blocks begin at the same places after an interruption, so that every text is
-                # encoded beside the same others and its vector is the same to the last bit.
-                file.append(embedder.encode(side.texts(numbers), prompt=prompt).astype(kind))
-                advance(len(numbers))
+        with stage(console, f"encoding {side.name}", len(side), file.done()) as advance:
+            for block in file.missing():
+                # A block has the same texts after an interruption, so that every text is encoded
+                # beside the same others and its vector is the same to the last bit.
+                texts = side.texts(file.rows_of(block))
+                file.write(block, embedder.encode(texts, prompt=prompt))
+                advance(len(texts))
     finally:
         embedder.max_tokens = own_limit
-
-
-def _blocks(start: int, stop: int) -> Iterator[Ids]:
-    for first in range(start, stop, _TEXTS):
-        yield np.arange(first, min(first + _TEXTS, stop))

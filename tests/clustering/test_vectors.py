@@ -58,20 +58,21 @@ def test_a_killed_run_goes_on_after_its_last_block(
 ) -> None:
     whole = embed(records, surrogate, tmp_path / "whole", QUIET)
     folder = tmp_path / "killed"
-    process = start(_embed_until_killed, records, surrogate, folder, 7)
+    process = start(_embed_until_killed, records, surrogate, folder, 11)
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    # Each block of 4 pairs is one call for either side: 3 blocks are whole, and half of one.
-    done = np.fromfile(tmp_path / "killed.part" / "done", dtype=np.uint8)
-    assert done.tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+    # Each block of 4 texts is one call: all 8 of the queries are whole, and 3 of the documents.
+    part = tmp_path / "killed.part"
+    whole_blocks = [np.fromfile(path, np.uint8).sum() for path in sorted(part.glob("*.whole-4"))]
+    assert whole_blocks == [3, 8]
     assert not folder.exists()
     calls = _count_calls(surrogate, monkeypatch)
     store = embed(records, surrogate, folder, QUIET)
-    assert len(calls) == 2 * 5
+    assert len(calls) == 5
     assert np.array_equal(store.queries, whole.queries)
     assert np.array_equal(store.documents, whole.documents)
     embed(records, surrogate, folder, QUIET)
-    assert len(calls) == 2 * 5
+    assert len(calls) == 5
 
 
 def test_ranks_write_one_store_together(

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from breaking import start
 
+from embedkit import blocks
 from embedkit.data.records import Records
-from embedkit.mining import blocks, candidates, mining, vectors
+from embedkit.mining import candidates, mining, vectors
 from embedkit.mining.mining import mine
 
 ROWS = [{"query": f"question {n}", "positive": f"answer {n * 7 % 11} {n}"} for n in range(11)]
@@ -79,7 +80,7 @@ def unbroken(place: Path, tiny_model: Path) -> dict[str, bytes]:
 
 
 # Blocks are two writes each: three blocks of queries, of documents and of candidates.
-WRITES = [((blocks, "_append"), number, False) for number in (1, 4, 8, 14, 18)]
+WRITES = [((blocks, "_put"), number, False) for number in (1, 4, 8, 14, 18)]
 LATER = [
     ((mining, "write_pairs"), 1, True),
     ((Path, "rename"), 3, False),
