@@ -1,0 +1,145 @@
+"""The manifests of contextual training's two stages, read from folders that stand for the hub."""
+
+from pathlib import Path
+
+import pytest
+from cde_fixtures import (
+    BGE,
+    BGE_ID,
+    NOMIC,
+    NOMIC_ID,
+    shards_of,
+    source_of,
+    write_bucket,
+    write_hub,
+)
+
+from embedkit.data.manifest import Manifest, load_manifest, shipped_manifests
+from embedkit.data.records import Record, Records, open_manifest
+from embedkit.errors import DataError
+
+SEARCH = ("search_query: ", "search_document: ")
+# By the first side; where a set is not searched, the other side has the same.
+PREFIXES = {
+    "search_query: ": {
+        "nomic/amazonqa", "nomic/eli5", "nomic/gooaq", "nomic/paq", "nomic/squad",
+        "nomic/yahoo_qa", "nomic/yahoo_title_answer", "nomic/yahoo_title_question",
+        "bge/arguana", "bge/eli5", "bge/fever", "bge/fiqa", "bge/hotpotqa",
+        "bge/msmarco_document", "bge/msmarco_passage", "bge/nq", "bge/quora", "bge/scidocsrr",
+        "bge/squad", "bge/trivial",
+    },
+    "clustering: ": {
+        "nomic/codesearch", "nomic/reddit_title_body", "nomic/s2orc_abstract_body",
+        "nomic/s2orc_abstract_citation", "nomic/s2orc_citation_titles",
+        "nomic/s2orc_title_abstract", "nomic/stackexchange_body_body",
+        "nomic/stackexchange_duplicate_questions", "nomic/stackexchange_title_body",
+        "bge/arXiv_abstract", "bge/arxiv_title", "bge/biorxiv_abstract", "bge/biorxiv_title",
+        "bge/medrxiv_abstract", "bge/medrxiv_title", "bge/reddit_clustering",
+        "bge/reddit_clusteringP2P", "bge/stack_exchange_clustering",
+        "bge/stack_exchange_clusteringP2P", "bge/twenty_news_groups",
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for what stands for the hub, and a cache of its own."""
+    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("EMBEDKIT_HUB", str(tmp_path / "hub"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+    (tmp_path / "hub").mkdir()
+    return tmp_path / "hub"
+
+
+def rowless(name: str) -> Manifest:
+    """The manifest without the rows of the true data set, which a stand-in has not."""
+    return load_manifest(name).model_copy(update={"rows": None})
+
+
+def check(records: Records, name: str) -> None:
+    first = Record(f"{source_of(name).split} of otters", "otters.")
+    assert (len(records), records[0]) == (12, first)
+
+
+def test_the_recipes_read_every_set_of_both_stages_once() -> None:
+    assert (len(NOMIC), len(BGE)) == (29, 33)
+    shipped = {name for name in shipped_manifests() if name.startswith(("nomic/", "bge/"))}
+    assert {*NOMIC, *BGE} == shipped
+    assert all(source_of(name).split == name.partition("/")[2] for name in shipped)
+    assert {source_of(name).id for name in NOMIC} == {NOMIC_ID}
+    assert {source_of(name).id for name in BGE} == {BGE_ID}
+
+
+def test_every_set_has_the_prefixes_of_its_task() -> None:
+    for name in (*NOMIC, *BGE):
+        prompts = load_manifest(name).prompts
+        first = next((each for each, of in PREFIXES.items() if name in of), "classification: ")
+        searched = first == SEARCH[0] and name != "bge/quora"
+        assert (prompts.query, prompts.document) == (SEARCH if searched else (first, first)), name
+
+
+def test_no_set_of_nomic_has_more_rows_than_its_shards_hold() -> None:
+    # 100,000 each.
+    for name in NOMIC:
+        rows, pattern = load_manifest(name).rows, shards_of(name).files
+        shards = int(pattern.split("..")[1][:5]) + 1 if "{" in pattern else 1
+        assert rows is None or rows <= 100_000 * shards, name
+
+
+def test_a_set_of_either_stage_is_read_from_its_split(hub: Path) -> None:
+    for name, id_ in (("nomic/paq", NOMIC_ID), ("bge/trivial", BGE_ID)):
+        write_hub(hub, id_)
+        check(open_manifest(rowless(name)), name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id_", [NOMIC_ID, BGE_ID])
+def test_all_sets_are_read_from_their_splits(hub: Path, id_: str) -> None:
+    write_hub(hub, id_)
+    for name in NOMIC if id_ == NOMIC_ID else BGE:
+        check(open_manifest(rowless(name)), name)
+
+
+@pytest.mark.parametrize(
+    ("name", "id_", "column"),
+    [
+        ("nomic/paq", NOMIC_ID, "query"),
+        ("nomic/paq", NOMIC_ID, "document"),
+        ("bge/nli", BGE_ID, "query"),
+        ("bge/nli", BGE_ID, "pos"),
+    ],
+)
+def test_a_renamed_column_of_the_hub_is_refused(
+    hub: Path, name: str, id_: str, column: str
+) -> None:
+    write_hub(hub, id_, renamed=column)
+    with pytest.raises(DataError, match=rf"{name}: .*row 1: no column '{column}'"):
+        open_manifest(rowless(name))
+
+
+@pytest.mark.parametrize("name", NOMIC)
+def test_shards_are_read_in_place_of_the_hub(hub: Path, name: str) -> None:
+    write_bucket(hub, name)
+    check(open_manifest(rowless(name)), name)
+
+
+@pytest.mark.parametrize("name", NOMIC)
+def test_a_renamed_column_of_the_shards_is_refused(hub: Path, name: str) -> None:
+    there = {ours: column for column, ours in shards_of(name).rename.items()}
+    for column in (there.get(each, each) for each in ("query", "document")):
+        write_bucket(hub, name, renamed=column)
+        message = rf"{name}: .*shard-00000\.jsonl\.gz, line 1: no column '{column}'"
+        with pytest.raises(DataError, match=message):
+            open_manifest(rowless(name))
+
+
+def test_shards_of_another_number_of_rows_are_a_warning(hub: Path) -> None:
+    write_bucket(hub, "nomic/paq")
+    with pytest.warns(UserWarning, match="nomic/paq: 12 rows, expected 53874545; the manifest"):
+        open_manifest(load_manifest("nomic/paq"))
+
+
+def test_mined_negatives_are_not_read(hub: Path) -> None:
+    write_hub(hub, BGE_ID)
+    records = open_manifest(rowless("bge/nq"))
+    assert (records[0].negatives, records.negatives_per_query) == ((), 0)
