@@ -34,6 +34,9 @@ Verified = Annotated[
     str | None,
     typer.Option("--tokenizer", help="Of text, also verify the token ids that this model makes."),
 ]
+CheckedRecipe = Annotated[
+    str | None, typer.Option("--recipe", help="All sources of this recipe, in place of names.")
+]
 TextRecipe = Annotated[
     str | None,
     typer.Option("--recipe", help="All of its sources, with its tokenizer or --tokenizer."),
@@ -90,11 +93,18 @@ def show(name: ManifestName, model: Model = "starter") -> None:
 
 
 @app.command()
-def check(names: ManifestNames = [], tokenizer: Verified = None) -> None:
+def check(
+    names: ManifestNames = [], tokenizer: Verified = None, recipe: CheckedRecipe = None
+) -> None:
     """Open and verify sources, one line each. Exit code 1: one of them is not as it should be."""
     from embedkit.data.manifest import shipped_manifests
     from embedkit.data.text_manifest import shipped_text_manifests
+    from embedkit.recipe import load_any_recipe
 
+    if recipe and names:
+        raise UserError("data check takes NAME... or --recipe, not both")
+    if recipe:
+        names = [mix.manifest for mix in load_any_recipe(recipe).data.mix]
     every = sorted([*shipped_manifests(), *shipped_text_manifests()])
     sound = [_check(name, tokenizer) for name in names or every]
     if not all(sound):

@@ -22,14 +22,15 @@ Rows = Annotated[
 
 def shares(recipe: RecipeName, steps: Steps = None, rows: Rows = []) -> None:
     """Print expected and drawn shares of the steps. Reads no data: rows are the manifests'."""
-    from embedkit.data.schedule import Schedule, alpha_weights
+    from embedkit.data.schedule import Schedule, alpha_weights, steps_in
     from embedkit.recipe import load_recipe
 
     resolved = load_recipe(recipe)
+    sources = _sources(resolved, rows)
     steps = steps or resolved.steps
     if steps is None:
-        raise UserError(f"{recipe}: states epochs, not steps: pass --steps")
-    sources = _sources(resolved, rows)
+        assert resolved.epochs is not None
+        steps = steps_in(resolved.epochs, sources, resolved.optim.accumulation)
     explicit = [mix.weight for mix in resolved.data.mix if mix.weight is not None]
     weights = explicit or alpha_weights(sources, resolved.data.alpha)
     schedule = Schedule(

@@ -1,5 +1,6 @@
 """The manifests of contextual training's two stages, read from folders that stand for the hub."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,13 @@ from cde_fixtures import (
     write_bucket,
     write_hub,
 )
+from embedkit_cli.data import app, prepare
+from tiny import MINILM
+from typer.testing import CliRunner
 
 from embedkit.data.manifest import Manifest, load_manifest, shipped_manifests
 from embedkit.data.records import Record, Records, open_manifest
-from embedkit.errors import DataError
+from embedkit.errors import DataError, UserError
 
 SEARCH = ("search_query: ", "search_document: ")
 # By the first side; where a set is not searched, the other side has the same.
@@ -143,3 +147,35 @@ def test_mined_negatives_are_not_read(hub: Path) -> None:
     write_hub(hub, BGE_ID)
     records = open_manifest(rowless("bge/nq"))
     assert (records[0].negatives, records.negatives_per_query) == ((), 0)
+
+
+def test_a_recipe_s_sources_are_checked(hub: Path) -> None:
+    for name in NOMIC:
+        write_bucket(hub, name)
+    result = CliRunner().invoke(app, ["check", "--recipe", "cde-stage1"])
+    lines = [line.split("\t") for line in result.output.splitlines()]
+    assert [line[:3] for line in lines] == [[name, "ok", "12 rows"] for name in NOMIC]
+    assert result.exit_code == 0
+
+
+def test_names_beside_a_recipe_are_refused() -> None:
+    with pytest.raises(UserError, match=r"data check takes NAME\.\.\. or --recipe, not both"):
+        CliRunner().invoke(app, ["check", "npr", "--recipe", "cde-stage1"], catch_exceptions=False)
+
+
+def test_stage_one_is_prepared(
+    hub: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in NOMIC:
+        write_bucket(hub, name)
+    with warnings.catch_warnings():
+        # Of the rows, which a stand-in has not.
+        warnings.simplefilter("ignore", UserWarning)
+        prepare(recipe="cde-stage1", tokenizer=MINILM, workers=1)
+    printed = capsys.readouterr()
+    rows = [line.strip("│ ").split() for line in printed.out.splitlines() if line.startswith("│")]
+    assert [row[0] for row in rows if row[0].startswith("nomic/")] == NOMIC
+    assert [line.split("\t")[1:] for line in printed.err.splitlines()] == [
+        [name, "12 rows"] for name in NOMIC
+    ]

@@ -45,6 +45,13 @@ def test_other_steps_may_be_asked_for(recipe: str) -> None:
     assert sum(int(line[5]) for line in lines) == 10
 
 
+def test_the_steps_of_a_recipe_in_epochs_follow_from_the_rows(recipe: str) -> None:
+    path = Path(recipe)
+    path.write_text(path.read_text().replace("steps = 400", "epochs = 2"))
+    lines = run("--recipe", recipe, "--rows", "small=100")[1:]
+    assert sum(int(line[5]) for line in lines) == 2 * (112 + 25)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
