@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -39,6 +40,9 @@ class TaskScore:
     splits: tuple[str, ...]
     parts: Mapping[str, float] = field(default_factory=dict)
     """The scores that this one is the mean of."""
+    contexts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By task or part, what a contextual model read before it: the number of ``documents``, the
+    ``corpus_size`` and ``seed`` of their draw, and the context's ``hash``."""
 
 
 @dataclass(frozen=True, slots=True)

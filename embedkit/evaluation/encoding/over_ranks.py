@@ -9,7 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from embedkit import distributed
-from embedkit.evaluation.encoding.encoders import TextEncoder, estimated_tokens
+from embedkit.evaluation.encoding.encoders import estimated_tokens
+from embedkit.models.contextual.context import Context
+from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 
 ResultT = TypeVar("ResultT")
@@ -28,18 +30,18 @@ class OverRanks:
         summary = OverRanks(embedder).lead(lambda encoder: evaluate(encoder, tasks, output))
     """
 
-    def __init__(self, embedder: Embedder) -> None:
-        self._embedder = embedder
-        self.name, self.prompts = embedder.name, embedder.prompts
+    def __init__(self, model: Embedder | Contextual) -> None:
+        self._model = model
+        self.name, self.prompts = model.name, model.prompts
 
     @property
     def identity(self) -> str:
-        return self._embedder.identity
+        return self._model.identity
 
-    def lead(self, work: Callable[[TextEncoder], ResultT]) -> ResultT:
+    def lead(self, work: Callable[["OverRanks"], ResultT]) -> ResultT:
         """What ``work`` gives on rank 0, on every rank; a mistake found there is raised on all."""
         if distributed.world_size() == 1:
-            return work(self._embedder)
+            return work(self)
         if not distributed.is_main():
             while (request := distributed.on_main(_nothing)) is not None:
                 with suppress(EncodingFailedError):  # Rank 0 decides what becomes of it.
@@ -47,34 +49,52 @@ class OverRanks:
         return distributed.on_main(lambda: self._led(work))
 
     def encode(
-        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
+        self,
+        texts: Sequence[str],
+        *,
+        prompt: str = "",
+        show_progress: bool = False,
+        context: Context | None = None,
     ) -> NDArray[np.float32]:
-        """Embed texts, on rank 0 inside ``lead``. Shapes: ``(len(texts), D)``."""
-        request = (list(texts), prompt)
+        """Embed texts, on rank 0 inside ``lead``; a contextual model does so in ``context``.
+
+        Shapes: ``(len(texts), D)``.
+        """
+        if distributed.world_size() == 1:
+            return self._here(texts, prompt, context)
+        request = (list(texts), prompt, context)
         distributed.on_main(lambda: request)
         return self._share(*request)
 
-    def _led(self, work: Callable[[TextEncoder], ResultT]) -> ResultT:
+    def _led(self, work: Callable[["OverRanks"], ResultT]) -> ResultT:
         try:
             return work(self)
         finally:
             distributed.on_main(_nothing)
 
-    def _share(self, texts: list[str], prompt: str) -> NDArray[np.float32]:
+    def _share(self, texts: list[str], prompt: str, context: Context | None) -> NDArray[np.float32]:
         """Encode this rank's share of texts, and collect those of all."""
-        shares = shares_by_tokens(
-            estimated_tokens(texts, self._embedder.max_tokens), distributed.world_size()
-        )
+        tokens = estimated_tokens(texts, self._model.max_tokens)
+        if isinstance(self._model, Contextual):
+            tokens += self._model.config.num_prefix
+        shares = shares_by_tokens(tokens, distributed.world_size())
         mine = [texts[row] for row in shares[distributed.rank()].tolist()]
-        device, error = self._embedder.device, None
+        device, error = self._model.device, None
         try:
-            vectors = torch.from_numpy(self._embedder.encode(mine, prompt=prompt)).to(device)
+            vectors = torch.from_numpy(self._here(mine, prompt, context)).to(device)
         except Exception as failure:  # The other ranks wait for this one.
             error = failure
         if distributed.any_rank(error is not None, device):
             raise EncodingFailedError(str(error or "on another rank")) from error
         gathered = distributed.gather(vectors)[0].cpu().numpy()
         return np.asarray(gathered[np.argsort(np.concatenate(shares))])
+
+    def _here(
+        self, texts: Sequence[str], prompt: str, context: Context | None
+    ) -> NDArray[np.float32]:
+        if isinstance(self._model, Contextual):
+            return self._model.encode(texts, context=context, prompt=prompt).vectors
+        return self._model.encode(texts, prompt=prompt)
 
 
 def shares_by_tokens(tokens: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:

@@ -31,6 +31,29 @@ def resolve_prompts(
     return prompts
 
 
+def prompts_by_use(task: AbsTask, stored: Mapping[str, str]) -> dict[str, str]:
+    """What a contextual model puts before the texts of a task, by the use it was trained for.
+
+    Contextual models tell four uses apart: ``search_query``, ``search_document``,
+    ``classification`` and ``clustering`` (Morris and Rush, 2024). Those who stored its prompts may
+    have named the use, or, as in the released checkpoints, have written it into the prompt of a
+    side. The keys are those of instructions; there are none where the model stores no such prompt.
+    """
+    type_, name = str(task.metadata.type), task.metadata.name
+    query, document = {
+        "Retrieval": ("search_query", "search_document"),
+        "Clustering": ("clustering", "clustering"),
+    }.get(type_, ("classification", "classification"))
+    if name == "QuoraRetrieval":  # Its documents are questions, as its queries are.
+        document = query
+    known = dict(stored)
+    if {"search_query: ", "search_document: "} <= set(stored.values()):
+        known = {use: f"{use}: " for use in (query, document)} | known
+    if query not in known or document not in known:
+        return {}
+    return {name: known[query], f"{name}-query": known[query], f"{name}-document": known[document]}
+
+
 def parts_with_instructions(
     task: AbsTask, instructions: Mapping[str, str]
 ) -> Iterator[tuple[AbsTask, dict[str, str]]]:

@@ -7,7 +7,7 @@ is a hash of the model, the prompts and the data, and the results lie in the run
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,18 +26,25 @@ from mteb.types import PromptType
 from rich.console import Console
 
 from embedkit.errors import UserError
+from embedkit.evaluation.encoding.contextual import ContextualEncoder
 from embedkit.evaluation.encoding.encoders import TextEncoder
+from embedkit.evaluation.mteb.contexts import context_of, facts
 from embedkit.evaluation.mteb.mirror import from_mirror
-from embedkit.evaluation.mteb.prompts import parts_with_instructions, resolve_prompts
+from embedkit.evaluation.mteb.prompts import (
+    parts_with_instructions,
+    prompts_by_use,
+    resolve_prompts,
+)
 from embedkit.evaluation.progress import progress_bar, quiet_libraries
 from embedkit.evaluation.summary import Summary, TaskScore
 
 
 def evaluate(
-    encoder: TextEncoder,
+    encoder: TextEncoder | ContextualEncoder,
     tasks: Sequence[AbsTask],
     output: Path,
     *,
+    around: Callable[[TextEncoder], TextEncoder] = lambda encoder: encoder,
     instructions: Mapping[str, str] | None = None,
     dtype: str = "float32",
     data_dir: Path | None = None,
@@ -49,9 +56,11 @@ def evaluate(
     the others go on; an interruption loses only the task at hand.
 
     Args:
-        encoder: The model.
+        encoder: The model. A contextual one is put into a context of each task, which is kept under
+            ``output/contexts`` and told in the summary.
         tasks: What ``select_tasks`` gives.
         output: The folder of the results; one folder can hold those of many models.
+        around: Puts a cache or the like around the encoder, a contextual one's in its context.
         instructions: Prefixes by ``<task>-query``, ``<task>-document`` or ``<task>``; they come
             after a task folder's own and before the model's.
         dtype: The precision of the model, for the record.
@@ -60,7 +69,9 @@ def evaluate(
     """
     if not tasks:
         raise UserError("no task to evaluate on: name a benchmark, tasks or folders of tasks")
-    run = _Run(encoder, encoder.identity, ResultCache(output), dict(instructions or {}), data_dir)
+    whole = around(encoder)
+    given = dict(instructions or {})
+    run = _Run(encoder, around, whole, whole.identity, ResultCache(output), given, data_dir)
     scores: dict[str, TaskScore] = {}
     failed: dict[str, str] = {}
     with quiet_libraries(), progress_bar(console, len(tasks)) as progress:
@@ -77,14 +88,17 @@ def evaluate(
             progress.advance(progress.task_ids[0])
     types = {task.metadata.name: str(task.metadata.type) for task in tasks}
     versions = {name: _version(name) for name in ("embedkit-neobert", "mteb", "torch")}
-    summary = Summary(encoder.name, run.identity, dtype, types, scores, failed, versions)
+    summary = Summary(whole.name, run.identity, dtype, types, scores, failed, versions)
     summary.write(output / "summary.json")
     return summary
 
 
 @dataclass(frozen=True)
 class _Run:
-    encoder: TextEncoder
+    encoder: TextEncoder | ContextualEncoder
+    around: Callable[[TextEncoder], TextEncoder]
+    whole: TextEncoder
+    """What is around the encoder, and it."""
     identity: str
     """Kept, because it is a hash over all weights."""
     cache: ResultCache
@@ -96,9 +110,21 @@ class _Run:
             return self._score_parts(task)
         if self.data_dir and not task.data_loaded:
             task = from_mirror(task, self.data_dir)
-        prompts = resolve_prompts(task, self.encoder.prompts, self.instructions)
-        revision = _revision(self.identity, task, prompts)
-        model = _MtebEncoder(self.encoder, revision, prompts)
+        instructions = self.instructions
+        if isinstance(self.encoder, ContextualEncoder):
+            instructions = instructions | prompts_by_use(task, self.encoder.prompts)
+        prompts = resolve_prompts(task, self.encoder.prompts, instructions)
+        loaded = task.data_loaded
+        try:
+            return self._score(task, prompts)
+        finally:
+            if task.data_loaded and not loaded:
+                task.unload_data()
+
+    def _score(self, task: AbsTask, prompts: Mapping[str, str]) -> TaskScore:
+        encoder, identity, contexts = self._placed(task, prompts)
+        revision = _revision(identity, task, prompts)
+        model = _MtebEncoder(encoder, revision, prompts)
         _drop_torn(self.cache.get_task_result_path(task.metadata.name, model.mteb_model_meta))
         # The bar would be mteb's; the batch size is only how many texts its loader hands over.
         found = mteb.evaluate(
@@ -112,7 +138,17 @@ class _Run:
         if not found.task_results:
             # A private data set that is out of reach is reported, not raised.
             raise RuntimeError("; ".join(each.exception for each in found.exceptions or ()))
-        return _task_score(task, found.task_results[0], prompts)
+        return _task_score(task, found.task_results[0], prompts, contexts)
+
+    def _placed(
+        self, task: AbsTask, prompts: Mapping[str, str]
+    ) -> tuple[TextEncoder, str, dict[str, Any]]:
+        """The encoder for a task, what it is known by, and the facts of its context by task."""
+        if not isinstance(self.encoder, ContextualEncoder):
+            return self.whole, self.identity, {}
+        context = context_of(self.encoder, task, prompts, self.cache.cache_path / "contexts")
+        placed = self.around(self.encoder.within(context))
+        return placed, placed.identity, {task.metadata.name: facts(context)}
 
     def _score_parts(self, task: AbsTaskAggregate) -> TaskScore:
         """Score the parts and combine them anew each time.
@@ -140,6 +176,7 @@ class _Run:
             revision=_sha256([part.revision for part in parts]),
             splits=tuple(task.eval_splits),
             parts={part.name: part.score for part in parts},
+            contexts={name: each for part in parts for name, each in part.contexts.items()},
         )
 
 
@@ -203,7 +240,9 @@ def _drop_torn(path: Path) -> None:
         path.unlink()
 
 
-def _task_score(task: AbsTask, result: TaskResult, prompts: Mapping[str, str]) -> TaskScore:
+def _task_score(
+    task: AbsTask, result: TaskResult, prompts: Mapping[str, str], contexts: Mapping[str, Any]
+) -> TaskScore:
     score = float(result.get_score(splits=list(task.eval_splits)))
     if not math.isfinite(score):
         raise ValueError(f"{task.metadata.main_score} is not a number")
@@ -216,6 +255,7 @@ def _task_score(task: AbsTask, result: TaskResult, prompts: Mapping[str, str]) -
         seconds=result.evaluation_time,
         revision=task.metadata.revision,
         splits=tuple(task.eval_splits),
+        contexts=contexts,
     )
 
 

@@ -45,7 +45,7 @@ def texts_of(task: AbsTask) -> Iterator[tuple[str, list[str]]]:
     try:
         for subset in task.hf_subsets:
             for split in task.eval_splits:
-                for side, rows, columns in _columns(task, subset, split):
+                for side, rows, columns in tables_of(task, subset, split):
                     for texts in _pieces(rows, columns):
                         yield side, texts
     finally:
@@ -86,7 +86,7 @@ def _published(task: AbsTask, stats: dict[str, Any]) -> Iterator[Published]:
             yield Published(side, drawn, drawn, mean)
 
 
-def _columns(
+def tables_of(
     task: AbsTask, subset: str, split: str
 ) -> Iterator[tuple[str, Dataset, tuple[str, ...]]]:
     """The tables that a task encodes, with their sides; columns of one tuple are joined."""
@@ -133,11 +133,16 @@ def _pieces(rows: Dataset, columns: tuple[str, ...]) -> Iterator[list[str]]:
     for batch in rows.select_columns(present).iter(batch_size=_CHUNK):
         values = zip(*(batch[column] for column in present), strict=True)
         if len(columns) > 1:
-            # As mteb joins a title and its document.
-            yield [" ".join(part for part in row if part).strip() for row in values]
+            yield [joined(row) for row in values]
         else:
-            yield [text for row in values for text in _flat(row[0])]
+            yield [text for row in values for text in flat(row[0])]
 
 
-def _flat(value: str | list[str]) -> Iterable[str]:
+def joined(parts: Iterable[str | None]) -> str:
+    """A title and its document, as mteb joins them."""
+    return " ".join(part for part in parts if part).strip()
+
+
+def flat(value: str | list[str]) -> Iterable[str]:
+    """The texts of a cell, which in some data sets holds many."""
     return (value,) if isinstance(value, str) else value
