@@ -7,12 +7,11 @@ from functools import partial
 import torch
 from rich.console import Console
 
-from embedkit import distributed, keyed, precision, report
+from embedkit import distributed, keyed, precision, report, starting_model
 from embedkit.clustering.vectors import VectorStore
 from embedkit.data.batches import Batches, ContrastiveBatch
 from embedkit.data.loading import stream
 from embedkit.data.records import Records
-from embedkit.errors import UserError
 from embedkit.evaluation.summary import comparison
 from embedkit.measuring import Measuring, check_held_out, check_tasks
 from embedkit.metrics import check_trackers
@@ -24,9 +23,13 @@ from embedkit.mixture import (
     resolve_steps,
     stored_prompts,
 )
-from embedkit.models import hub, lora
+from embedkit.model_card import model_card
+from embedkit.models import lora
+from embedkit.models.contextual.export import write_contextual
+from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.models.export import write_model
+from embedkit.objectives.contextual import ContextualObjective
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.recipe import Recipe
 from embedkit.run_folder import RunFolder
@@ -38,15 +41,16 @@ class Finetuning:
 
     recipe: Recipe
     mixture: Mixture
-    model: Embedder
+    model: Embedder | Contextual
     tokenized: Batches
     facts: Mapping[str, object]
     console: Console
     peak: float | None = None
 
     @property
-    def objective(self) -> ContrastiveObjective:
-        return ContrastiveObjective(self.recipe.objective)
+    def objective(self) -> ContrastiveObjective | ContextualObjective:
+        kinds = {"contrastive": ContrastiveObjective, "contextual": ContextualObjective}
+        return kinds[self.recipe.objective.kind](self.recipe.objective)
 
     def batches(self, numbers: range) -> Iterator[ContrastiveBatch]:
         return stream(self.tokenized, numbers, self.recipe.data.workers)
@@ -59,10 +63,13 @@ class Finetuning:
 
     def _finish(self, folder: RunFolder, measuring: Measuring) -> None:
         """Export at once, so that the model is there whatever becomes of its evaluation."""
-        # What is evaluated is what is exported.
-        lora.merge(self.model.backbone.model)
-        card = partial(report.model_card, self.model, self.recipe, self.mixture)
-        write_model(self.model, folder.model, card=card(None, None))
+        card = partial(model_card, self.model, self.recipe, self.mixture)
+        if isinstance(self.model, Contextual):
+            write_contextual(self.model, folder.model, card=card(None, None))
+        else:
+            # What is evaluated is what is exported.
+            lora.merge(self.model.backbone.model)
+            write_model(self.model, folder.model, card=card(None, None))
         line = f"model: {folder.model}"
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
         before, after = measuring.after()
@@ -81,37 +88,37 @@ def prepare(
     check_trackers(recipe.logging.trackers)
     # Before the data, which may be gigabytes to fetch.
     autocast = precision.autocast_dtype(recipe.precision, device)
-    embedder = hub.load(recipe.model, settings=recipe.embedder, autocast=autocast, device=device)
-    network = embedder.backbone.model
-    _check_dims(recipe, embedder)
-    if recipe.lora:
-        lora.check(network, recipe.lora)
+    model = starting_model.load(recipe, autocast=autocast, device=device)
     mixture = open_batches(open_mixture(recipe, sources), recipe)
     check_held_out(recipe.evaluation, mixture.manifests)
     recipe = resolve_steps(recipe, mixture)
     schedule = build_schedule(mixture, recipe)
-    embedder.prompts |= stored_prompts(mixture.records)
-    _check_lengths(recipe, mixture, embedder)
+    model.prompts |= stored_prompts(mixture.records)
+    starting_model.check_lengths(recipe, _limits(mixture), model)
     facts = {
         "recipe": recipe.model_dump(mode="json"),
         "sources": mixture.fingerprints,
-        "model": {"identity": embedder.identity},
+        "model": {"identity": model.identity},
         "world_size": distributed.world_size(),
+        "own_batches": recipe.own_batches,
         "threads": torch.get_num_threads(),
     }
     # Behind the facts, in which a model is the backbone that it starts from.
-    if recipe.lora:
-        lora.attach(network, recipe.lora, seed=keyed.key(recipe.seed, "lora"))
+    if recipe.lora and isinstance(model, Embedder):
+        lora.attach(model.backbone.model, recipe.lora, seed=keyed.key(recipe.seed, "lora"))
     batches = Batches(
         schedule,
         mixture.records,
-        embedder.tokenizer,
+        model.tokenizer,
         recipe.data,
         seed=recipe.seed,
+        own_batches=recipe.own_batches,
         vectors=_vectors(recipe, mixture),
     )
-    console.print(report.overview(recipe, mixture, schedule, embedder, chosen))
-    return Finetuning(recipe, mixture, embedder, batches, facts, console)
+    console.print(report.overview(recipe, mixture, schedule, model, chosen))
+    for remark in report.remarks(recipe):
+        console.print(f"note: {remark}", highlight=False, markup=False, soft_wrap=True)
+    return Finetuning(recipe, mixture, model, batches, facts, console)
 
 
 def _vectors(recipe: Recipe, mixture: Mixture) -> list[VectorStore]:
@@ -122,26 +129,11 @@ def _vectors(recipe: Recipe, mixture: Mixture) -> list[VectorStore]:
     return [mixture.table[each.name].vectors for each in mixture.records]
 
 
-def _check_dims(recipe: Recipe, embedder: Embedder) -> None:
-    widest, width = max(recipe.objective.matryoshka_dims or (1,)), embedder.backbone.width
-    if widest > width:
-        raise UserError(
-            f"objective.matryoshka_dims: {widest} is more than the {width} dimensions of "
-            f"{recipe.model}; begin with {width}"
-        )
-
-
-def _check_lengths(recipe: Recipe, mixture: Mixture, embedder: Embedder) -> None:
-    limits = {
-        "data.max_query_tokens": recipe.data.max_query_tokens,
-        "data.max_document_tokens": recipe.data.max_document_tokens,
+def _limits(mixture: Mixture) -> dict[str, int]:
+    """The lengths of texts that sources set themselves."""
+    sides = ("max_query_tokens", "max_document_tokens")
+    return {
+        f"{each.name}: {side}": getattr(each, side) or 0
+        for each in mixture.records
+        for side in sides
     }
-    for records in mixture.records:
-        limits[f"{records.name}: max_query_tokens"] = records.max_query_tokens or 0
-        limits[f"{records.name}: max_document_tokens"] = records.max_document_tokens or 0
-    for key, limit in limits.items():
-        if limit > embedder.position_limit:
-            raise UserError(
-                f"{key} = {limit}: {recipe.model} reads at most {embedder.position_limit} tokens; "
-                "set it to that or less"
-            )

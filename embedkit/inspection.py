@@ -1,36 +1,69 @@
 """Looking at what a recipe will do, from a cold start."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from embedkit.data.batches import Batches
+from embedkit import distributed, keyed
+from embedkit.data.batches import Batches, Texts
 from embedkit.errors import UserError
 from embedkit.mixture import build_schedule, open_batches, open_mixture, resolve_steps
 from embedkit.models import hub
+from embedkit.objectives.contextual import context_rows
 from embedkit.recipe import Recipe
 
 
-def texts_of_step(recipe: Recipe, step: int) -> Iterator[str]:
+def texts_of_step(recipe: Recipe, step: int, ranks: int = 1) -> Iterator[str]:
     """One line for every text of a step: a number for each pair, and which role the text plays.
+
+    A model of two stages also reads a context: its documents follow, by the numbers that their
+    pairs have.
+
+    Args:
+        recipe: what is to be trained.
+        step: from 0.
+        ranks: of the run.
 
     Raises:
         UserError: the recipe has no such step.
     """
     mixture = open_batches(open_mixture(recipe), recipe)
-    recipe = resolve_steps(recipe, mixture)
+    recipe = resolve_steps(recipe, mixture, ranks)
     assert recipe.steps is not None
     if step >= recipe.steps:
         raise UserError(f"--step {step}: the recipe has {recipe.steps} steps, from 0")
     tokenizer = hub.load_tokenizer(recipe.model)
-    batches = Batches(
-        build_schedule(mixture, recipe), mixture.records, tokenizer, recipe.data, seed=recipe.seed
-    )
-    per_step = recipe.optim.accumulation
-    for number in range(step * per_step, (step + 1) * per_step):
-        texts = batches.texts(number)
-        yield f"step {step}, batch {number - step * per_step}: {texts.source}"
-        for row, query in enumerate(texts.queries):
-            yield f"{row}\tquery\t{query}"
-            for document, owner in enumerate(texts.owners):
-                if owner == row:
-                    role = "positive" if document == row else "negative"
-                    yield f"{row}\t{role}\t{texts.documents[document]}"
+    schedule = build_schedule(mixture, recipe, ranks)
+    batches = Batches(schedule, mixture.records, tokenizer, recipe.data, seed=recipe.seed)
+    apart = ranks if recipe.own_batches else 1
+    for micro in range(recipe.optim.accumulation):
+        for own in range(apart):
+            texts = batches.texts((step * recipe.optim.accumulation + micro) * apart + own)
+            where = f"rank {own}, " if apart > 1 else ""
+            yield f"step {step}, {where}batch {micro}: {texts.source}"
+            yield from _pairs(texts)
+            sharing = [own] if recipe.own_batches else range(ranks)
+            for rank in sharing:
+                key = keyed.key(recipe.seed, "step", step, micro, rank)
+                yield from _context(recipe, texts, key, rank, sharing)
+
+
+def _pairs(texts: Texts) -> Iterator[str]:
+    for row, query in enumerate(texts.queries):
+        yield f"{row}\tquery\t{query}"
+        for document, owner in enumerate(texts.owners):
+            if owner == row:
+                role = "positive" if document == row else "negative"
+                yield f"{row}\t{role}\t{texts.documents[document]}"
+
+
+def _context(
+    recipe: Recipe, texts: Texts, key: int, rank: int, sharing: Sequence[int]
+) -> Iterator[str]:
+    """What a rank's texts read, of the documents that it holds."""
+    if recipe.context is None:
+        return
+    part = distributed.share_of(len(texts.queries), sharing.index(rank), len(sharing))
+    pairs = range(len(texts.queries))[part]
+    held = [row for row, owner in enumerate(texts.owners) if owner in pairs]
+    role = f"context of rank {rank}" if len(sharing) > 1 else "context"
+    for place in context_rows(len(held), recipe.context.num_context, key).tolist():
+        yield f"{texts.owners[held[place]]}\t{role}\t{texts.documents[held[place]]}"

@@ -11,10 +11,12 @@ from embedkit.data.held_out import write_tasks
 from embedkit.data.manifest import Manifest, load_manifest
 from embedkit.data.records import Records
 from embedkit.errors import UserError
+from embedkit.evaluation.encoding.contextual import ContextualEncoder
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.mteb.selection import select_tasks
 from embedkit.evaluation.summary import Summary
 from embedkit.mixture import Mixture
+from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.prompts import instruction_prompts
 from embedkit.recipe import Evaluation, Recipe
@@ -23,17 +25,20 @@ from embedkit.toml import expand
 
 
 class Measuring:
-    """Scores a model that is being trained, on rank 0, into ``eval/`` of the run's folder."""
+    """Scores a model that is being trained, on rank 0, into ``eval/`` of the run's folder.
+
+    A two-stage model reads a context of each task's own documents, drawn alike at every time.
+    """
 
     def __init__(
         self,
         wanted: Evaluation,
         folder: RunFolder,
-        embedder: Embedder,
+        model: Embedder | Contextual,
         mixture: Mixture,
     ) -> None:
         self._wanted, self._folder = wanted, folder
-        self._embedder, self._mixture = embedder, mixture
+        self._model, self._mixture = model, mixture
 
     def before(self, start: int) -> None:
         """Score the backbone, unless training has begun."""
@@ -58,12 +63,13 @@ class Measuring:
             distributed.on_main(partial(self._score, name))
 
     def _score(self, name: str) -> Summary:
+        model = self._model
         return evaluate(
-            self._embedder,
+            ContextualEncoder(model) if isinstance(model, Contextual) else model,
             self._tasks,
             self._folder.evaluation / name,
             instructions=instruction_prompts(task.metadata.name for task in self._tasks),
-            dtype=str(self._embedder.autocast or "float32").removeprefix("torch."),
+            dtype=str(model.autocast or "float32").removeprefix("torch."),
         )
 
     @cached_property

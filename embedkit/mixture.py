@@ -105,15 +105,17 @@ def stored_prompts(records: Sequence[Records]) -> dict[str, str]:
     return prompts
 
 
-def build_schedule(mixture: Mixture, recipe: Recipe) -> Schedule:
-    """The schedule of a recipe whose ``steps`` are resolved.
+def build_schedule(mixture: Mixture, recipe: Recipe, ranks: int | None = None) -> Schedule:
+    """The schedule of a recipe whose ``steps`` are resolved, for so many ranks or those there are.
 
     Raises:
-        DataError: a source has fewer rows than its batch, or its batch fewer than there are ranks.
+        DataError: a source has fewer rows than its batch, or its batch fewer than there are ranks
+            to share it.
     """
     assert recipe.steps is not None
+    ranks = ranks or distributed.world_size()
     for source in mixture.sources:
-        if source.smallest_batch < (ranks := distributed.world_size()):
+        if not recipe.own_batches and source.smallest_batch < ranks:
             raise DataError(
                 f"source {source.name} has batches of {source.smallest_batch}, fewer than the "
                 f"{ranks} ranks: raise batch_size, leave the source out or start fewer ranks"
@@ -122,14 +124,20 @@ def build_schedule(mixture: Mixture, recipe: Recipe) -> Schedule:
         mixture.sources,
         mixture.weights,
         steps=recipe.steps,
-        batches_per_step=recipe.optim.accumulation,
+        batches_per_step=batches_per_step(recipe, ranks),
         seed=recipe.seed,
     )
 
 
-def resolve_steps(recipe: Recipe, mixture: Mixture) -> Recipe:
-    """Turn ``epochs`` into ``steps``."""
+def batches_per_step(recipe: Recipe, ranks: int) -> int:
+    """How many batches of one source all ranks together read in a step."""
+    return recipe.optim.accumulation * (ranks if recipe.own_batches else 1)
+
+
+def resolve_steps(recipe: Recipe, mixture: Mixture, ranks: int | None = None) -> Recipe:
+    """Turn ``epochs`` into ``steps``: fewer where more ranks read batches of their own."""
     if recipe.epochs is None:
         return recipe
-    steps = steps_in(recipe.epochs, mixture.sources, recipe.optim.accumulation)
+    per_step = batches_per_step(recipe, ranks or distributed.world_size())
+    steps = steps_in(recipe.epochs, mixture.sources, per_step)
     return recipe.model_copy(update={"steps": steps, "epochs": None})

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import tomli_w
 import torch
@@ -17,8 +17,16 @@ from embedkit.errors import UserError
 from embedkit.recipe import Training
 from embedkit.toml import differences
 
-_NEUTRAL = ("data.workers", "logging.", "checkpoints.", "evaluation.", "held_out.")
-"""Keys that cannot change what is trained: a resumed run may have other values."""
+_NEUTRAL = (
+    "data.workers",
+    "data.batch_table",
+    "logging.",
+    "checkpoints.",
+    "evaluation.",
+    "held_out.",
+)
+"""Keys that cannot change what is trained: a resumed run may have other values. A batch table is
+known by its hash among the sources, wherever it lies."""
 
 _PACKAGES = ("embedkit-neobert", "torch", "transformers", "sentence-transformers", "mteb")
 
@@ -112,6 +120,10 @@ def newest_checkpoint(
     if found is None:
         return None, [*remarks, "no whole checkpoint: starting from step 0"]
     then, now = found.facts, facts
+    if then["world_size"] != now["world_size"]:
+        if not allow_world_size_change:
+            _refuse_world_size(folder, then, now)
+        remarks.append(f"world size {then['world_size']} -> {now['world_size']}")
     changes = _recipe_changes(then["recipe"], now["recipe"])
     for kind in ("sources", "model"):
         hashes = differences(_shortened(then[kind]), _shortened(now[kind]))
@@ -121,20 +133,24 @@ def newest_checkpoint(
             f"{folder.path}: this is another run than the one of its checkpoint: "
             f"{'; '.join(changes)}; undo the change, or choose another --output"
         )
-    if then["world_size"] != now["world_size"]:
-        if not allow_world_size_change:
-            raise UserError(
-                f"{folder.path}: its checkpoint was made on {then['world_size']} ranks, now there "
-                f"are {now['world_size']}; the numbers will then agree only to rounding and with "
-                "dropout off; pass --allow-world-size-change to accept that"
-            )
-        remarks.append(f"world size {then['world_size']} -> {now['world_size']}")
     if then["threads"] != now["threads"]:
         remarks.append(
             f"{then['threads']} threads then, {now['threads']} now: the numbers will agree only to "
             "rounding"
         )
     return found, remarks
+
+
+def _refuse_world_size(
+    folder: RunFolder, then: Mapping[str, Any], now: Mapping[str, Any]
+) -> NoReturn:
+    effect = "the numbers will then agree only to rounding and with dropout off"
+    if now.get("own_batches"):
+        effect = "every rank reads batches of its own, so that steps will be made of other ones"
+    raise UserError(
+        f"{folder.path}: its checkpoint was made on {then['world_size']} ranks, now there are "
+        f"{now['world_size']}; {effect}; pass --allow-world-size-change to accept that"
+    )
 
 
 def _recipe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,8 @@ from bare import make_bare_venv
 from small_runs import write_small_recipe
 from tiny import write_tiny_model
 
+from embedkit import cluster, load_recipe
+
 # Forked gloo ranks hang when the parent has started a thread pool.
 torch.set_num_threads(1)
 
@@ -33,6 +35,18 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_recipe(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a recipe whose runs take a second. Read it only: all tests share it."""
     return write_small_recipe(tmp_path_factory.mktemp("small"), tiny_model)
+
+
+@pytest.fixture(scope="session")
+def small_tables(
+    small_recipe: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The batch tables ``one`` and ``other`` of the small recipe. Read them only."""
+    folder = tmp_path_factory.mktemp("tables")
+    for seed, name in enumerate(("one", "other")):
+        recipe = load_recipe(str(small_recipe))
+        cluster(recipe, folder / name, surrogate=tiny_model, dims=8, seed=seed)
+    return folder
 
 
 @pytest.fixture(scope="session")

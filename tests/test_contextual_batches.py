@@ -20,26 +20,16 @@ from embedkit.recipe import Recipe, load_recipe
 FILTER = "objective.false_negatives=relative"
 
 
-@pytest.fixture(scope="module")
-def tables(small_recipe: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tables ``one`` and ``other`` of the small recipe. Read them only."""
-    folder = tmp_path_factory.mktemp("tables")
-    for seed, name in enumerate(("one", "other")):
-        recipe = load_recipe(str(small_recipe))
-        embedkit.cluster(recipe, folder / name, surrogate=tiny_model, dims=8, seed=seed)
-    return folder
-
-
 def contextual(recipe: Path, table: Path, *overrides: str) -> Recipe:
     settings = ["data.batches=contextual", f"data.batch_table={table}", *overrides]
     return load_recipe(str(recipe), settings)
 
 
-def test_a_step_reads_a_batch_of_the_table(small_recipe: Path, tables: Path) -> None:
-    recipe = contextual(small_recipe, tables / "one")
+def test_a_step_reads_a_batch_of_the_table(small_recipe: Path, small_tables: Path) -> None:
+    recipe = contextual(small_recipe, small_tables / "one")
     mixture = open_batches(open_mixture(recipe), recipe)
     triplets = dict(zip((each.name for each in mixture.records), mixture.records, strict=True))
-    batches = BatchTable.open(tables / "one")["triplets"]
+    batches = BatchTable.open(small_tables / "one")["triplets"]
     # 40 rows in batches of 8: none is left to change places.
     whole = [{row.query for row in triplets["triplets"].take(batches[n])} for n in range(5)]
     seen = 0
@@ -54,9 +44,9 @@ def test_a_step_reads_a_batch_of_the_table(small_recipe: Path, tables: Path) -> 
 
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(
-    world_size: int, small_recipe: Path, tables: Path, tmp_path: Path
+    world_size: int, small_recipe: Path, small_tables: Path, tmp_path: Path
 ) -> None:
-    recipe = contextual(small_recipe, tables / "one", FILTER)
+    recipe = contextual(small_recipe, small_tables / "one", FILTER)
     run_on_ranks(world_size, check_resume, recipe, tmp_path)
 
 
@@ -79,25 +69,25 @@ def crash() -> None:
 
 
 def test_a_run_resumed_with_another_table_is_refused(
-    small_recipe: Path, tables: Path, tmp_path: Path
+    small_recipe: Path, small_tables: Path, tmp_path: Path
 ) -> None:
     table = tmp_path / "table"
-    shutil.copytree(tables / "one", table)
+    shutil.copytree(small_tables / "one", table)
     recipe = contextual(small_recipe, table, "steps=4")
     runs.finetune(recipe, tmp_path / "run")
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert facts["sources"]["batch table"] == BatchTable.open(tables / "one").hash
+    assert facts["sources"]["batch table"] == BatchTable.open(small_tables / "one").hash
     shutil.rmtree(table)
-    shutil.copytree(tables / "other", table)
+    shutil.copytree(small_tables / "other", table)
     with pytest.raises(UserError, match=r"sources\.batch table: .* -> .*; undo the change"):
         runs.finetune(recipe, tmp_path / "run", resume=True)
 
 
 def test_shuffled_batches_can_be_filtered_too_whatever_their_size(
-    small_recipe: Path, tables: Path, tmp_path: Path
+    small_recipe: Path, small_tables: Path, tmp_path: Path
 ) -> None:
     overrides = ["data.batches=shuffled", "data.batch_size=12", "steps=2", FILTER]
-    runs.finetune(contextual(small_recipe, tables / "one", *overrides), tmp_path / "run")
+    runs.finetune(contextual(small_recipe, small_tables / "one", *overrides), tmp_path / "run")
     assert all("filtered" in line for line in metrics_of(tmp_path / "run"))
 
 
@@ -113,25 +103,27 @@ def test_a_table_that_is_not_there_is_refused(small_recipe: Path, tmp_path: Path
     assert f"run embedkit cluster --output {tmp_path / 'none'}" in message
 
 
-def test_a_table_of_another_batch_size_is_refused(small_recipe: Path, tables: Path) -> None:
-    message = refusal_of(contextual(small_recipe, tables / "one", "data.batch_size=16"))
+def test_a_table_of_another_batch_size_is_refused(small_recipe: Path, small_tables: Path) -> None:
+    message = refusal_of(contextual(small_recipe, small_tables / "one", "data.batch_size=16"))
     assert "made for batch_size = 8, not 16" in message
     assert "run embedkit cluster again" in message
 
 
 def test_a_table_without_a_source_is_refused(
-    small_recipe: Path, tables: Path, tmp_path: Path
+    small_recipe: Path, small_tables: Path, tmp_path: Path
 ) -> None:
     more = write_source(tmp_path, "more", 20, 0)
     mix = f'data.mix=[{{ manifest = "{more}" }}]'
-    message = refusal_of(contextual(small_recipe, tables / "one", mix))
+    message = refusal_of(contextual(small_recipe, small_tables / "one", mix))
     assert "more: has no batches here (pairs, triplets have): run embedkit cluster" in message
 
 
-def test_a_table_of_other_rows_is_refused(small_recipe: Path, tables: Path, tmp_path: Path) -> None:
+def test_a_table_of_other_rows_is_refused(
+    small_recipe: Path, small_tables: Path, tmp_path: Path
+) -> None:
     pairs = write_source(tmp_path, "pairs", 61, 0)
     mix = f'data.mix=[{{ manifest = "{pairs}" }}]'
-    message = refusal_of(contextual(small_recipe, tables / "one", mix))
+    message = refusal_of(contextual(small_recipe, small_tables / "one", mix))
     assert "pairs: its rows are not those that the batches were made of: run embedkit" in message
 
 

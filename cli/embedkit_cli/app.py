@@ -135,13 +135,14 @@ def show(
 def batch(
     recipe: RecipeName,
     step: Annotated[int, typer.Option("--step", help="From 0.", min=0)],
+    ranks: Annotated[int, typer.Option("--ranks", help="How many the run has.", min=1)] = 1,
     overrides: Overrides = [],
 ) -> None:
     """Print the texts of one step with their prompts, as the model will see them."""
     from embedkit.inspection import texts_of_step
     from embedkit.recipe import load_recipe
 
-    for line in texts_of_step(load_recipe(recipe, overrides), step):
+    for line in texts_of_step(load_recipe(recipe, overrides), step, ranks):
         typer.echo(line)
 
 

@@ -79,8 +79,10 @@ class ContrastiveBatch:
 
 
 class Batches(Dataset[ContrastiveBatch]):
-    """Batch number -> this rank's slice of that batch, tokenized.
+    """Batch number -> what this rank reads of it, tokenized.
 
+    That is a slice of the schedule's batch of this number. With ``own_batches`` it is a batch of
+    the schedule for every rank: number ``n`` of W ranks stands for ``n * W`` to ``n * W + W - 1``.
     ``vectors`` are those of every source, in the order of ``records``, if batches are to have them.
     """
 
@@ -92,35 +94,47 @@ class Batches(Dataset[ContrastiveBatch]):
         data: Data,
         *,
         seed: int,
+        own_batches: bool = False,
         vectors: Sequence[StoredVectors] = (),
     ) -> None:
         self._schedule, self._records, self._data = schedule, records, data
-        self._vectors = vectors
+        self._own_batches, self._vectors = own_batches, vectors
         self._tokenize, self._seed = Tokenize(tokenizer), seed
         # Workers may be spawned, and know nothing of ranks.
         self._rank, self._world_size = distributed.rank(), distributed.world_size()
 
     def __len__(self) -> int:
-        return len(self._schedule)
+        return len(self._schedule) // (self._world_size if self._own_batches else 1)
 
     def __getitem__(self, batch: int) -> ContrastiveBatch:
-        draw = self._schedule[batch]
-        records = self._records[draw.source]
-        part = distributed.share_of(len(draw.rows), self._rank, self._world_size)
-        rows = records.take(draw.rows[part])
+        batch, source, numbers, size = self._share(batch)
+        records = self._records[source]
+        rows = records.take(numbers)
         negatives = [
             self._negatives(row, int(number), batch, records.negatives_per_query)
-            for row, number in zip(rows, draw.rows[part], strict=True)
+            for row, number in zip(rows, numbers, strict=True)
         ]
-        assembled = self._assemble(records, rows, negatives, size=len(draw.rows))
+        assembled = self._assemble(records, rows, negatives, size=size)
         if not self._vectors:
             return assembled
-        stored = self._vectors[draw.source]
-        sides = np.stack([side[draw.rows[part]] for side in (stored.queries, stored.documents)], 1)
+        stored = self._vectors[source]
+        sides = np.stack([side[numbers] for side in (stored.queries, stored.documents)], 1)
         return replace(assembled, surrogate=torch.from_numpy(sides))
 
+    def _share(self, number: int) -> tuple[int, int, NDArray[np.int64], int]:
+        """A batch of the schedule, its source, this rank's rows of it, and how many all read."""
+        if not self._own_batches:
+            draw = self._schedule[number]
+            part = distributed.share_of(len(draw.rows), self._rank, self._world_size)
+            return number, draw.source, draw.rows[part], len(draw.rows)
+        first = number * self._world_size
+        draws = [self._schedule[first + rank] for rank in range(self._world_size)]
+        own = draws[self._rank]
+        # A source's batches may differ in size by its last one.
+        return first + self._rank, own.source, own.rows, sum(len(each.rows) for each in draws)
+
     def texts(self, batch: int) -> Texts:
-        """The texts of the whole batch, over all ranks, with their prompts."""
+        """The texts of a whole batch of the schedule, with their prompts."""
         draw = self._schedule[batch]
         records = self._records[draw.source]
         rows = records.take(draw.rows)

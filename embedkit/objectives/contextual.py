@@ -67,7 +67,7 @@ class ContextualObjective:
 
 
 def context_rows(documents: int, slots: int, key: int) -> Tensor:
-    """Which of a batch's documents are its context: ``slots`` of them, or all of fewer.
+    """Which of a rank's documents are its context: ``slots`` of them, or all of fewer.
 
     The draw is a pure function of ``key``, which names step and rank.
     """

@@ -38,7 +38,8 @@ class Mix(Section):
 
 class Data(Section):
     batch_size: PositiveInt
-    """Pairs a batch, over all ranks. A manifest may set its own."""
+    """Pairs a batch, over all ranks; of each rank where batches are contextual and
+    ``objective.cross_device`` is false. A manifest may set its own."""
     mix: tuple[Mix, ...] = Field(min_length=1, strict=False)
     batches: Literal["shuffled", "contextual"] = "shuffled"
     """Of which rows of a source a batch is made: any, or near ones, by ``batch_table``."""
@@ -132,6 +133,14 @@ class Recipe(Training):
     context: ContextualConfig | None = None
     """What joins the two encoders of ``objective.kind = "contextual"``."""
     evaluation: Evaluation = Evaluation()
+
+    @property
+    def own_batches(self) -> bool:
+        """Whether every rank reads whole batches of its own, a step as many as there are ranks.
+
+        A batch of near rows that is shared out would leave each rank a part of it to tell apart.
+        """
+        return self.data.batches == "contextual" and not self.objective.cross_device
 
     @model_validator(mode="before")
     @classmethod

@@ -16,6 +16,12 @@ from embedkit.models.stored import read_json
 _FILES = ["*.json", "*.txt", "*.safetensors"]
 
 
+def is_contextual(model: str) -> bool:
+    """Whether ``model`` is a folder or a part of a package that holds two stages."""
+    config = read_json(Path(hub.resolve(model)) / "config.json")
+    return "contextual" in config or config.get("architecture") == "transductive"
+
+
 def load_contextual(
     model: str, *, autocast: torch.dtype | None = None, device: torch.device | None = None
 ) -> Contextual:

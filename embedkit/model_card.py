@@ -1,0 +1,130 @@
+"""The model card of an exported model."""
+
+import json
+
+from embedkit.evaluation.summary import Summary, as_text, comparison
+from embedkit.mixture import Mixture
+from embedkit.models.contextual.model import Contextual
+from embedkit.models.embedder import Embedder
+from embedkit.recipe import Recipe
+
+_WIDTHS = """\
+## Shorter vectors
+
+The first {widths} features of a vector were trained to be one themselves:
+
+```python
+model = SentenceTransformer("path/to/this/folder", truncate_dim={last})
+vectors = model.encode(["a text"], normalize_embeddings=True)  # of unit length again
+```
+
+"""
+
+_USE = """\
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("path/to/this/folder")
+queries = model.encode_query(["a query"])
+documents = model.encode_document(["a document", "another one"])
+print(model.similarity(queries, documents))
+"""
+
+_USE_IN_CONTEXT = """\
+import random
+
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("path/to/this/folder", trust_remote_code=True)
+corpus = ["a document", "another one"]
+context = model[0].build_context(random.sample(corpus, min({slots}, len(corpus))))
+queries = model.encode_query(["a query"], dataset_embeddings=context)
+documents = model.encode_document(corpus, dataset_embeddings=context)
+print(model.similarity(queries, documents))
+"""
+
+_VECTORS = "the {pooling} of the last hidden states"
+
+_VECTORS_IN_CONTEXT = """\
+the mean of the second encoder's last hidden states over a text's own tokens, in
+front of which it reads what the first encoder makes of {slots} documents of the corpus"""
+
+_CARD = """\
+---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+base_model: {base}
+tags:
+- sentence-transformers
+- embedkit
+---
+
+# {title}
+
+An embedding model of {width} dimensions: `{base}`, fine-tuned for {steps} steps with embedkit.
+
+```python
+{use}```
+
+Vectors are {vectors}, scaled to unit length. Texts are cut at
+{max_tokens} tokens. Prompts: {prompts}.
+
+{widths}## Data
+
+{data}
+
+## Recipe
+
+```json
+{recipe}
+```
+{scores}"""
+
+
+def model_card(
+    model: Embedder | Contextual,
+    recipe: Recipe,
+    mixture: Mixture,
+    before: Summary | None,
+    after: Summary | None,
+) -> str:
+    """Markdown with the front matter that the Hugging Face hub reads."""
+    width, vectors, use = _of_one_stage(model) if isinstance(model, Embedder) else _of_two(model)
+    rows = [
+        f"| {records.name} | {len(records):,} | {share:.1%} | {records.license or 'not stated'} |"
+        for records, share in zip(mixture.records, mixture.shares, strict=True)
+    ]
+    data = ["| source | rows | share of steps | licence |", "|---|---:|---:|---|", *rows]
+    shorter = [d for d in recipe.objective.matryoshka_dims or () if d < width]
+    widths = ""
+    if shorter:
+        widths = _WIDTHS.format(widths=" or ".join(map(str, shorter)), last=shorter[-1])
+    scores = ""
+    if after is not None:
+        table = comparison(before, after) if before else after.table()
+        scores = f"\n## Scores\n\n```\n{as_text(table).rstrip()}\n```\n"
+    return _CARD.format(
+        base=recipe.model,
+        title=model.name,
+        width=width,
+        use=use,
+        steps=recipe.steps,
+        vectors=vectors,
+        max_tokens=model.max_tokens,
+        widths=widths,
+        prompts=", ".join(f"{k} `{v}`" for k, v in model.prompts.items() if v) or "none",
+        data="\n".join(data),
+        recipe=json.dumps(recipe.model_dump(mode="json", exclude_none=True), indent=2),
+        scores=scores,
+    )
+
+
+def _of_one_stage(model: Embedder) -> tuple[int, str, str]:
+    """The width of a model's vectors, what they are, and how to make them."""
+    pooling = {"mean": "mean", "cls": "first"}[model.pooling]
+    return model.backbone.width, _VECTORS.format(pooling=pooling), _USE
+
+
+def _of_two(model: Contextual) -> tuple[int, str, str]:
+    slots = model.config.num_context
+    vectors, use = _VECTORS_IN_CONTEXT.format(slots=slots), _USE_IN_CONTEXT.format(slots=slots)
+    return model.second.width, vectors, use

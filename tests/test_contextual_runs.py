@@ -1,0 +1,273 @@
+"""Runs of two-stage models: what they leave behind, how they resume, and what they start from."""
+
+import json
+import shutil
+import signal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from breaking import CrashError, at_step, start, wait_for_lines
+from ranks import run_on_ranks
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from small_runs import STEPS, metrics_of, state_of
+from torch import Tensor
+
+from embedkit import checkpoint, distributed, runs
+from embedkit.errors import UserError
+from embedkit.inspection import texts_of_step
+from embedkit.models import hub
+from embedkit.models.contextual.export import write_contextual
+from embedkit.models.contextual.loading import load_contextual
+from embedkit.models.contextual.model import Contextual
+from embedkit.recipe import Recipe, load_recipe
+from embedkit.tokens import TokenBatch
+
+# Fewer slots than documents, and noise of every kind.
+TWO_STAGES = [
+    "objective.kind=contextual",
+    "objective.temperature=0.07",
+    "objective.chunk_tokens=200",
+    "context={num_context = 5, context_dropout = 0.1}",
+]
+CORPUS = ["amber birch", "cedar delta ember", "fjord", "grove heron inlet jetty"]
+
+
+def contextual(recipe: Path, *overrides: str) -> Recipe:
+    return load_recipe(str(recipe), [*TWO_STAGES, *overrides])
+
+
+def on_table(table: Path) -> list[str]:
+    return [
+        "data.batches=contextual",
+        f"data.batch_table={table}",
+        "objective.false_negatives=relative",
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(small_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run. Read it only."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    runs.finetune(contextual(small_recipe), run)
+    return run
+
+
+def test_what_is_exported_is_what_was_trained(trained: Path) -> None:
+    found, _ = checkpoint.newest(trained / "checkpoints")
+    assert found is not None
+    weights = checkpoint.read_weights(found)
+    assert {name.partition(".")[0] for name in weights} == {"_own_first", "second", "slots"}
+    model = load_contextual(str(trained / "model"))
+    torch.testing.assert_close(dict(model.state_dict()), weights)
+    context = model.build_context(CORPUS)
+    expected = model.encode(CORPUS, context=context).vectors
+    theirs = SentenceTransformer(
+        str(trained / "model"), trust_remote_code=True, device="cpu", local_files_only=True
+    )
+    vectors = theirs[0].build_context(CORPUS)
+    given: Any = {"prompt_name": "document", "dataset_embeddings": vectors}
+    np.testing.assert_allclose(theirs.encode(CORPUS, **given), expected, atol=1e-5)
+
+
+def test_both_encoders_learn(trained: Path, tiny_model: Path) -> None:
+    stored, before = (
+        load_file(trained / "model" / "model.safetensors"),
+        load_file(tiny_model / "model.safetensors"),
+    )
+    name = "encoder.layer.0.attention.self.query.weight"
+    moved = [
+        (stored[f"{stage}.{name}"] - before[name]).abs().max() for stage in ("first", "second")
+    ]
+    assert min(moved) > 1e-3
+    assert not torch.equal(stored[f"first.{name}"], stored[f"second.{name}"])
+
+
+def test_the_card_says_how_to_use_two_stages(trained: Path) -> None:
+    card = (trained / "model" / "README.md").read_text()
+    assert "build_context(random.sample(corpus, min(5, len(corpus))))" in card
+    assert "front of which it reads what the first encoder makes of 5 documents" in card
+    assert '"kind": "contextual"' in card
+    assert '"num_context": 5' in card
+
+
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(
+    world_size: int, small_recipe: Path, small_tables: Path, tmp_path: Path
+) -> None:
+    recipe = contextual(small_recipe, *on_table(small_tables / "one"))
+    run_on_ranks(world_size, check_resume, recipe, tmp_path)
+
+
+def check_resume(recipe: Recipe, folder: Path) -> None:
+    runs.finetune(recipe, folder / "whole")
+    broken = folder / "broken"
+    with at_step(7, crash), pytest.raises(CrashError):
+        runs.finetune(recipe, broken)
+    runs.finetune(recipe, broken, resume=True)
+    if distributed.is_main():
+        assert state_of(broken) == state_of(folder / "whole")
+        assert metrics_of(broken) == metrics_of(folder / "whole")
+        assert len(metrics_of(broken)) == STEPS
+
+
+def crash() -> None:
+    raise CrashError
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_as_the_unbroken_one(small_recipe: Path, tmp_path: Path) -> None:
+    recipe = contextual(small_recipe, "checkpoints.every=3")
+    runs.finetune(recipe, tmp_path / "whole")
+    for number, lines in enumerate((2, 5, 8)):
+        killed = start(runs.finetune, recipe, tmp_path / "killed", resume=number > 0)
+        wait_for_lines(tmp_path / "killed", lines)
+        killed.kill()
+        killed.join()
+        assert killed.exitcode == -signal.SIGKILL
+    runs.finetune(recipe, tmp_path / "killed", resume=True)
+    assert state_of(tmp_path / "killed") == state_of(tmp_path / "whole")
+    assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", [[], TWO_STAGES])
+def test_ranks_with_batches_of_their_own_do_what_one_does_by_accumulating(
+    kind: list[str], small_recipe: Path, small_tables: Path, tmp_path: Path
+) -> None:
+    # Without noise, and with all documents as context: else each rank draws its own.
+    quiet = ["context={num_context = 64, context_dropout = 0.0}"] if kind else []
+    table = [*on_table(small_tables / "one"), "objective.cross_device=false", "steps=4"]
+    model = still(small_recipe, tmp_path)
+    overrides = [*kind, *quiet, *table, f"model={model}"]
+    run_on_ranks(2, runs.finetune, load_recipe(str(small_recipe), overrides), tmp_path / "ranks")
+    alone = load_recipe(str(small_recipe), [*overrides, "optim.accumulation=2"])
+    runs.finetune(alone, tmp_path / "alone")
+    one, two = (metrics_of(tmp_path / name) for name in ("alone", "ranks"))
+    for ours, theirs in zip(one, two, strict=True):
+        assert ours["source"] == theirs["source"]
+        assert ours["tokens"] == theirs["tokens"]
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+
+
+def still(small_recipe: Path, folder: Path) -> Path:
+    """The recipe's model without dropout."""
+    model = folder / "still"
+    shutil.copytree(load_recipe(str(small_recipe)).model, model)
+    config = model / "config.json"
+    config.write_text(config.read_text().replace('_prob": 0.1', '_prob": 0.0'))
+    return model
+
+
+@pytest.mark.slow
+def test_on_other_ranks_a_run_of_own_batches_goes_on_only_if_asked_to(
+    small_recipe: Path, small_tables: Path, tmp_path: Path
+) -> None:
+    recipe = contextual(small_recipe, *on_table(small_tables / "one"))
+    with at_step(7, crash), pytest.raises(CrashError):
+        runs.finetune(recipe, tmp_path / "run")
+    run_on_ranks(2, check_other_ranks, recipe, tmp_path / "run")
+
+
+def check_other_ranks(recipe: Recipe, run: Path) -> None:
+    with pytest.raises(UserError, match=r"on 1 ranks, now there are 2; every rank reads batches"):
+        runs.finetune(recipe, run, resume=True)
+    runs.finetune(recipe, run, resume=True, allow_world_size_change=True)
+    if distributed.is_main():
+        assert len(metrics_of(run)) == STEPS
+
+
+def test_a_batch_table_may_move(small_recipe: Path, small_tables: Path, tmp_path: Path) -> None:
+    recipe = contextual(small_recipe, *on_table(small_tables / "one"), "steps=4")
+    runs.finetune(recipe, tmp_path / "run")
+    shutil.copytree(small_tables / "one", tmp_path / "moved")
+    moved = contextual(small_recipe, *on_table(tmp_path / "moved"), "steps=4")
+    runs.finetune(moved, tmp_path / "run", resume=True)
+    other = contextual(small_recipe, *on_table(small_tables / "other"), "steps=4")
+    with pytest.raises(UserError, match=r"sources\.batch table: .* -> .*; undo the change"):
+        runs.finetune(other, tmp_path / "run", resume=True)
+
+
+def test_a_run_may_start_from_two_stages(small_recipe: Path, trained: Path, tmp_path: Path) -> None:
+    model = trained / "model"
+    recipe = contextual(small_recipe, f"model={model}", "steps=1", "optim.lr=1e-12")
+    runs.finetune(recipe, tmp_path / "run")
+    before, after = (
+        load_file(each / "model.safetensors") for each in (model, tmp_path / "run/model")
+    )
+    assert before.keys() == after.keys()
+    torch.testing.assert_close(after, before, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["context.num_context=6"], r"joined otherwise .*context\.num_context: 5 -> 6; set what"),
+        (["objective.kind=contrastive", "context="], "ContextualModule, which embedkit cannot"),
+        (["objective.matryoshka_dims=[64]"], "64 is more than the 32 dimensions of"),
+        (["data.max_document_tokens=200"], "data.max_document_tokens = 200: .* at most 128"),
+    ],
+)
+def test_what_two_stages_cannot_be_trained_to_is_named(
+    overrides: list[str], message: str, small_recipe: Path, trained: Path, tmp_path: Path
+) -> None:
+    recipe = contextual(small_recipe, f"model={trained / 'model'}", *overrides)
+    with pytest.raises(UserError, match=message) as told:
+        runs.finetune(recipe, tmp_path / "run")
+    assert "\n" not in str(told.value)
+
+
+def test_a_frozen_context_leaves_nothing_to_train(
+    small_recipe: Path, trained: Path, tmp_path: Path
+) -> None:
+    model = load_contextual(str(trained / "model"))
+    write_contextual(model, tmp_path / "frozen", context=model.build_context(CORPUS))
+    recipe = contextual(small_recipe, f"model={tmp_path / 'frozen'}")
+    with pytest.raises(UserError, match="has a frozen context and no first encoder to train"):
+        runs.finetune(recipe, tmp_path / "run")
+
+
+def test_widths_of_two_stages_are_trained_too(small_recipe: Path, tmp_path: Path) -> None:
+    recipe = contextual(small_recipe, "objective.matryoshka_dims=[32, 8]", "steps=2")
+    runs.finetune(recipe, tmp_path / "run")
+    assert all({"loss_32", "loss_8"} <= line.keys() for line in metrics_of(tmp_path / "run"))
+    assert "truncate_dim=8" in (tmp_path / "run" / "model" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("own_batches", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_context_that_is_shown_is_the_one_that_is_read(
+    world_size: int, own_batches: bool, small_recipe: Path, small_tables: Path, tmp_path: Path
+) -> None:
+    table = on_table(small_tables / "one") if own_batches else []
+    # Uncached, so that every context is read once and in one piece.
+    changes = ["objective.chunk_tokens=", "steps=3", "optim.accumulation=2"]
+    recipe = contextual(small_recipe, *table, *changes)
+    run_on_ranks(world_size, check_contexts, recipe, tmp_path)
+    by_rank = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world_size)]
+    read = [
+        tokens for contexts in zip(*by_rank, strict=True) for each in contexts for tokens in each
+    ]
+    lines = [line for step in range(3) for line in texts_of_step(recipe, step, world_size)]
+    shown = [line.split("\t")[2] for line in lines if "\tcontext" in line]
+    tokenizer = hub.load_tokenizer(recipe.model)
+    assert sorted(tokenizer(text)["input_ids"] for text in shown) == sorted(read)
+
+
+def check_contexts(recipe: Recipe, folder: Path) -> None:
+    read: list[list[list[int]]] = []
+    embed = Contextual.embed_context
+
+    def record(self: Contextual, tokens: TokenBatch) -> Tensor:
+        edges = tokens.offsets.tolist()
+        read.append([tokens.ids[start:stop].tolist() for start, stop in pairwise(edges)])
+        return embed(self, tokens)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Contextual, "embed_context", record)
+        runs.finetune(recipe, folder / "run")
+    (folder / f"{distributed.rank()}.json").write_text(json.dumps(read))
