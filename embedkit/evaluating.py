@@ -3,12 +3,15 @@
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mteb.abstasks.abstask import AbsTask
 
+from embedkit import distributed, precision
 from embedkit.data import cache
 from embedkit.errors import UserError
+from embedkit.evaluation.encoding.contextual import ContextualEncoder
 from embedkit.evaluation.encoding.encoders import Remembering, TextEncoder, Truncated
 from embedkit.evaluation.encoding.over_ranks import OverRanks
 from embedkit.evaluation.encoding.vector_cache import VectorCache
@@ -19,6 +22,9 @@ from embedkit.evaluation.mteb.scoring import evaluate as score
 from embedkit.evaluation.mteb.selection import leaves, select_tasks
 from embedkit.evaluation.summary import Summary
 from embedkit.measuring import tasks_of
+from embedkit.models import hub
+from embedkit.models.contextual.loading import is_contextual, load_contextual
+from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.prompts import instruction_prompts
 from embedkit.recipe import Recipe
@@ -60,57 +66,132 @@ class Wanted:
         return tasks, instruction_prompts(task.metadata.name for task in tasks)
 
 
+@dataclass(frozen=True)
+class Contexts:
+    """What a contextual model reads before each task; of another model nothing may be asked."""
+
+    documents: int | None = None
+    """Drawn from the task's corpus; by default as many as the model has slots."""
+    seed: int | None = None
+    """Of the draw; 0 by default."""
+
+    def encoder(self, model: Contextual, ranks: OverRanks | None = None) -> ContextualEncoder:
+        """The model as these say.
+
+        Raises:
+            UserError: the model has another number of slots, or a context of its own.
+        """
+        if model.frozen is not None:
+            self.refuse(f"{model.name} has a frozen context, of which all is settled")
+        return ContextualEncoder(
+            model, seed=self.seed or 0, num_documents=self.documents, ranks=ranks
+        )
+
+    def refuse(self, reason: str) -> None:
+        """Tell that something was asked for in vain, if it was."""
+        asked = {"context_documents": self.documents, "context_seed": self.seed}
+        for name, value in asked.items():
+            if value is not None:
+                raise UserError(f"{name} {value}: {reason}; leave it out")
+
+
+def load(model: str, *, dtype: str) -> Embedder | Contextual:
+    """Load a model of one or two stages for use: on the GPU if there is one, else on the CPU.
+
+    Raises:
+        UserError: there is no such model, or it has parts that embedkit does not know.
+    """
+    device = distributed.local_device()
+    autocast = precision.autocast_dtype(dtype, device)
+    read = load_contextual if is_contextual(model) else hub.load
+    return read(model, autocast=autocast, device=device)
+
+
 def evaluate(
-    embedder: Embedder,
+    model: Embedder | Contextual,
     wanted: Wanted,
     output: Path,
     *,
     truncate_dim: int | None = None,
     cache_bytes: int | None = None,
+    contexts: Contexts | None = None,
 ) -> Summary:
     """Score a model on all ranks, of which rank 0 writes. Call it inside ``distributed.group``.
 
     Args:
-        embedder: the model, on this rank's device.
+        model: on this rank's device.
         wanted: what to evaluate on.
         output: where results and ``summary.json`` go.
         truncate_dim: score the first dimensions of the vectors alone, at unit norm.
         cache_bytes: of vectors that are kept under ``$EMBEDKIT_CACHE``; ``None`` keeps none.
+        contexts: what a contextual model reads before each task.
 
     Raises:
-        UserError: what is wanted is not there, or the model has fewer dimensions.
+        UserError: what is wanted is not there, or the model cannot give it.
     """
-    width = embedder.backbone.width
-    if truncate_dim is not None and not 1 <= truncate_dim <= width:
-        raise UserError(
-            f"truncate_dim {truncate_dim}: {embedder.name} has vectors of {width} dimensions; "
-            f"choose from 1 to {width}"
-        )
+    contexts = contexts or Contexts()
+    _check(model, truncate_dim, contexts)
 
-    def scored(encoder: TextEncoder) -> Summary:
+    def scored(ranks: OverRanks) -> Summary:
         tasks, instructions = wanted.select(output / "tasks")
+        vectors = None
         if cache_bytes is not None:
-            encoder = Remembering(encoder, VectorCache(cache.root() / "vectors", cache_bytes))
-        if truncate_dim is not None:
-            encoder = Truncated(encoder, truncate_dim)
+            vectors = VectorCache(cache.root() / "vectors", cache_bytes)
         return score(
-            encoder,
+            contexts.encoder(model, ranks) if isinstance(model, Contextual) else ranks,
             tasks,
             output,
+            around=partial(_around, vectors, truncate_dim),
             instructions=instructions,
-            dtype=str(embedder.autocast or "float32").removeprefix("torch."),
+            dtype=str(model.autocast or "float32").removeprefix("torch."),
             data_dir=wanted.data_dir,
         )
 
-    return OverRanks(embedder).lead(scored)
+    return OverRanks(model).lead(scored)
 
 
-def estimate(embedder: Embedder, wanted: Wanted) -> Estimate:
+def estimate(
+    model: Embedder | Contextual, wanted: Wanted, contexts: Contexts | None = None
+) -> Estimate:
     """What ``evaluate`` would encode and how long one such device takes; nothing is scored.
 
     Raises:
-        UserError: what is wanted is not there.
+        UserError: what is wanted is not there, or the model cannot give it.
     """
+    contexts = contexts or Contexts()
+    _check(model, None, contexts)
+    documents = None
+    if isinstance(model, Contextual) and model.frozen is None:
+        documents = contexts.encoder(model).num_documents
     with tempfile.TemporaryDirectory() as folder:
         tasks, instructions = wanted.select(Path(folder))
-        return counted(embedder, tasks, instructions=instructions, data_dir=wanted.data_dir)
+        return counted(
+            model,
+            tasks,
+            instructions=instructions,
+            data_dir=wanted.data_dir,
+            context_documents=documents,
+        )
+
+
+def _check(model: Embedder | Contextual, truncate_dim: int | None, contexts: Contexts) -> None:
+    """Find on every rank, and before anything is read, what the model cannot give."""
+    if isinstance(model, Contextual):
+        contexts.encoder(model)
+        width = model.second.width
+    else:
+        contexts.refuse(f"{model.name} has one stage and reads no context")
+        width = model.backbone.width
+    if truncate_dim is not None and not 1 <= truncate_dim <= width:
+        raise UserError(
+            f"truncate_dim {truncate_dim}: {model.name} has vectors of {width} dimensions; "
+            f"choose from 1 to {width}"
+        )
+
+
+def _around(
+    vectors: VectorCache | None, truncate_dim: int | None, encoder: TextEncoder
+) -> TextEncoder:
+    if vectors is not None:
+        encoder = Remembering(encoder, vectors)
+    return encoder if truncate_dim is None else Truncated(encoder, truncate_dim)

@@ -13,12 +13,13 @@ from embedkit.clustering.batch_table import BatchTable
 from embedkit.course import follow
 from embedkit.data.records import Records
 from embedkit.data.texts import Texts
-from embedkit.evaluating import Wanted
+from embedkit.evaluating import Contexts, Wanted
 from embedkit.evaluation.encoding.vector_cache import bytes_of
 from embedkit.evaluation.mteb.estimate import Estimate
 from embedkit.evaluation.summary import Summary
 from embedkit.mixture import open_mixture
 from embedkit.models import hub
+from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import PretrainRecipe, Recipe, Training, load_pretrain_recipe, load_recipe
 from embedkit.toml import validated
@@ -100,7 +101,7 @@ def pretrain(
 
 
 def evaluate(
-    model: str | Path | Embedder,
+    model: str | Path | Embedder | Contextual,
     tasks: Sequence[str | Path] = (),
     output: str | Path = "results",
     *,
@@ -111,6 +112,8 @@ def evaluate(
     data_dir: str | Path | None = None,
     truncate_dim: int | None = None,
     cache_size: str | None = None,
+    context_documents: int | None = None,
+    context_seed: int | None = None,
 ) -> Summary:
     """Score a model on mteb tasks; what is scored already in ``output`` is not scored again.
 
@@ -128,27 +131,30 @@ def evaluate(
         truncate_dim: score the first dimensions of the vectors alone, at unit norm.
         cache_size: keep vectors under ``$EMBEDKIT_CACHE``, such as ``20GB`` of them, for what
             repeats and for a run that is begun again; ``None`` keeps none.
+        context_documents: drawn from a task's corpus, which a contextual model reads before the
+            task; by default as many as it has slots.
+        context_seed: of that draw; 0 by default.
 
     Raises:
         UserError: the model or a task does not exist, or a task folder is broken; the model
-            has fewer dimensions than ``truncate_dim``.
+            has fewer dimensions than ``truncate_dim``, or cannot read such a context.
     """
     room = bytes_of(cache_size) if cache_size is not None else None
     wanted = _wanted(tasks, benchmark, recipe, data_dir, instructions)
     device = distributed.local_device()
     with distributed.group(device):
-        embedder = model if isinstance(model, Embedder) else load(model, dtype=dtype)
         return evaluating.evaluate(
-            embedder.to(device),
+            _open(model, dtype).to(device),
             wanted,
             Path(output),
             truncate_dim=truncate_dim,
             cache_bytes=room,
+            contexts=Contexts(context_documents, context_seed),
         )
 
 
 def estimate(
-    model: str | Path | Embedder,
+    model: str | Path | Embedder | Contextual,
     tasks: Sequence[str | Path] = (),
     *,
     benchmark: str | None = None,
@@ -156,15 +162,18 @@ def estimate(
     instructions: bool = True,
     dtype: str = "auto",
     data_dir: str | Path | None = None,
+    context_documents: int | None = None,
+    context_seed: int | None = None,
 ) -> Estimate:
     """What ``evaluate`` would encode with the same arguments, and how long; nothing is scored.
 
     Raises:
-        UserError: the model or a task does not exist, or a task folder is broken.
+        UserError: the model or a task does not exist, or a task folder is broken; the model
+            cannot read such a context.
     """
     wanted = _wanted(tasks, benchmark, recipe, data_dir, instructions)
-    embedder = model if isinstance(model, Embedder) else load(model, dtype=dtype)
-    return evaluating.estimate(embedder.to(distributed.local_device()), wanted)
+    opened = _open(model, dtype).to(distributed.local_device())
+    return evaluating.estimate(opened, wanted, Contexts(context_documents, context_seed))
 
 
 def cluster(
@@ -222,6 +231,12 @@ def default_output(recipe: Training | str | Path) -> Path:
         return Path("runs/run")
     name = str(recipe)
     return Path("runs") / (Path(name).stem if name.endswith(".toml") else name)
+
+
+def _open(model: str | Path | Embedder | Contextual, dtype: str) -> Embedder | Contextual:
+    if isinstance(model, Embedder | Contextual):
+        return model
+    return evaluating.load(str(model), dtype=dtype)
 
 
 def _wanted(

@@ -49,6 +49,17 @@ CacheSize = Annotated[
 Estimate = Annotated[
     bool, typer.Option("--estimate", help="Print texts, tokens and time, and score nothing.")
 ]
+ContextDocuments = Annotated[
+    int | None,
+    typer.Option(
+        "--context-documents",
+        metavar="N",
+        help="That a contextual model reads before each task. Default: as many as it has slots.",
+    ),
+]
+ContextSeed = Annotated[
+    int | None, typer.Option("--context-seed", metavar="S", help="Of their draw. Default: 0.")
+]
 Devices = Annotated[
     int | None, typer.Option("--devices", min=1, help="Start torchrun with as many processes.")
 ]
@@ -68,6 +79,8 @@ def eval_mteb(
     truncate_dim: TruncateDim = None,
     cache: Cache = True,
     cache_size: CacheSize = "20GB",
+    context_documents: ContextDocuments = None,
+    context_seed: ContextSeed = None,
     estimate: Estimate = False,
     devices: Devices = None,
     more: More = [],
@@ -99,6 +112,8 @@ def eval_mteb(
             dtype=dtype,
             instructions=instructions,
             data_dir=data_dir,
+            context_documents=context_documents,
+            context_seed=context_seed,
         )
         typer.echo(found.text(), nl=False)
         return
@@ -114,6 +129,8 @@ def eval_mteb(
         data_dir=data_dir,
         truncate_dim=truncate_dim,
         cache_size=cache_size if cache else None,
+        context_documents=context_documents,
+        context_seed=context_seed,
     )
     if os.environ.get("RANK", "0") == "0":
         typer.echo(summary.text(), nl=False)

@@ -25,9 +25,8 @@ class Noting(Contextual):
     contexts: list[list[str]]
 
     def embed_context(self, tokens: TokenBatch) -> Tensor:
-        self.contexts.append(
-            [self.tokenizer.decode(ids[1:-1]) for ids in tokens.ids.split(tokens.lengths.tolist())]
-        )
+        texts = tokens.ids.split(tokens.lengths.tolist())
+        self.contexts.append([str(self.tokenizer.decode(ids[1:-1])) for ids in texts])
         return super().embed_context(tokens)
 
 

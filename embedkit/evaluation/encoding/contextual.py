@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.errors import UserError
 from embedkit.evaluation.encoding.encoders import TextEncoder
 from embedkit.evaluation.encoding.over_ranks import OverRanks
 from embedkit.models.contextual.context import Context
@@ -37,7 +38,10 @@ class ContextualEncoder:
         ranks: OverRanks | None = None,
     ) -> None:
         self.name, self.prompts, self.frozen = model.name, model.prompts, model.frozen
-        self.num_documents = model.config.num_context if num_documents is None else num_documents
+        slots = model.config.num_context
+        self.num_documents = slots if num_documents is None else num_documents
+        if self.num_documents < 0:
+            raise UserError(f"a context of {num_documents} documents: ask for 0 to {slots}")
         model.slots.check(self.num_documents)
         self._model, self._seed = model, seed
         self._ranks = ranks or OverRanks(model)

@@ -1,7 +1,7 @@
 """What an evaluation would encode, and how long that takes here, before any of it is done."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -19,6 +19,7 @@ from embedkit.evaluation.mteb.prompts import parts_with_instructions, resolve_pr
 from embedkit.evaluation.mteb.texts import published, texts_of
 from embedkit.evaluation.progress import progress_bar, quiet_libraries
 from embedkit.evaluation.summary import as_text
+from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.speed import wait
 from embedkit.tokenization import Tokenize
@@ -56,6 +57,8 @@ class Estimate:
     unknown: Mapping[str, str]
     """Why there is no estimate of a task."""
     tokens_per_second: float
+    context_documents: int | None = None
+    """How many a contextual model reads before each task; not counted."""
 
     @property
     def seconds(self) -> float:
@@ -80,6 +83,8 @@ class Estimate:
         )
         if not all(task.read for task in self.tasks):
             lines.append("*: counts published by mteb, tokens from characters; nothing was read")
+        if self.context_documents is not None:
+            lines.append(f"not counted: a context of {self.context_documents} documents a task")
         lines += [f"unknown: {name}: {reason}" for name, reason in self.unknown.items()]
         return "\n".join(lines) + "\n"
 
@@ -92,11 +97,12 @@ class Estimate:
 
 
 def estimate(
-    embedder: Embedder,
+    embedder: Embedder | Contextual,
     tasks: Sequence[AbsTask],
     *,
     instructions: Mapping[str, str],
     data_dir: Path | None = None,
+    context_documents: int | None = None,
     console: Console | None = None,
 ) -> Estimate:
     """Count what tasks would encode, and measure how fast the model encodes it. Scores nothing.
@@ -109,17 +115,19 @@ def estimate(
         tasks: What ``select_tasks`` gives.
         instructions: Prefixes by task, as in ``evaluate``.
         data_dir: Where mteb's tasks read instead of the hub.
+        context_documents: Of each context of a contextual model, for the record.
         console: Where progress is shown; standard error by default.
     """
     counting = _Counting(embedder)
     parts = [each for task in tasks for each in parts_with_instructions(task, instructions)]
     found: list[TaskEstimate] = []
     unknown: dict[str, str] = {}
+    contextual = isinstance(embedder, Contextual)
     with quiet_libraries(), progress_bar(console, len(parts)) as progress:
         for part, given in parts:
             name = part.metadata.name
             progress.update(progress.task_ids[0], description=name)
-            prompts = resolve_prompts(part, embedder.prompts, given)
+            prompts = resolve_prompts(part, embedder.prompts, given, contextual=contextual)
             try:
                 if data_dir is not None and not part.data_loaded:
                     part = from_mirror(part, data_dir)
@@ -128,7 +136,8 @@ def estimate(
             except DataError as error:
                 unknown[name] = str(error)
             progress.advance(progress.task_ids[0])
-        return Estimate(embedder.name, found, unknown, counting.tokens_per_second())
+        speed = counting.tokens_per_second()
+    return Estimate(embedder.name, found, unknown, speed, context_documents)
 
 
 @dataclass
@@ -152,7 +161,7 @@ class _Side:
 class _Counting:
     """Counts tasks one after the other, and remembers what was there before."""
 
-    def __init__(self, embedder: Embedder) -> None:
+    def __init__(self, embedder: Embedder | Contextual) -> None:
         self._embedder, self._tokenize = embedder, Tokenize(embedder.tokenizer)
         self._seen: dict[str, list[NDArray[np.uint64]]] = {}
         self._samples: list[tuple[str, list[str]]] = []
@@ -192,11 +201,12 @@ class _Counting:
 
     def tokens_per_second(self) -> float:
         """Encode samples for some seconds."""
+        encode = self._encoder()
         tokens, spent = 0, 0.0
         for warm, (prompt, texts) in enumerate(cycle(self._batches())):
             wait(self._embedder.device)
             began = time.perf_counter()
-            self._embedder.encode(texts, prompt=prompt)
+            encode(texts, prompt)
             seconds = time.perf_counter() - began
             if not warm:
                 continue  # The first one pays for what is made once.
@@ -204,6 +214,15 @@ class _Counting:
             if spent > _SECONDS:
                 break
         return tokens / spent
+
+    def _encoder(self) -> Callable[[list[str], str], object]:
+        model = self._embedder
+        if isinstance(model, Embedder):
+            return lambda texts, prompt: model.encode(texts, prompt=prompt)
+        # All slots are read, whatever is in them.
+        documents = [] if model.config.null_vector else [_prose(99)] * model.config.num_context
+        context = model.frozen or model.build_context(documents)
+        return lambda texts, prompt: model.encode(texts, context=context, prompt=prompt)
 
     def _batches(self) -> list[tuple[str, list[str]]]:
         """Samples of tasks in turn, each batch long enough to fill a forward."""

@@ -10,12 +10,19 @@ from embedkit.evaluation.mteb.selection import leaves
 
 
 def resolve_prompts(
-    task: AbsTask, stored: Mapping[str, str], instructions: Mapping[str, str]
+    task: AbsTask,
+    stored: Mapping[str, str],
+    instructions: Mapping[str, str],
+    *,
+    contextual: bool = False,
 ) -> dict[str, str]:
     """The prefix of each side of a task: query and document, or text where there are no sides.
 
-    A task folder's own come first, then the instructions, then what is stored with the model.
+    A task folder's own come first, then the instructions, then what is stored with the model. Of a
+    contextual model what it stores by use comes before the instructions.
     """
+    if contextual:
+        instructions = {**instructions, **_by_use(task, stored)}
     sided = isinstance(task, AbsTaskRetrieval) or getattr(task, "input1_prompt_type", None)
     sides = ("query", "document") if sided else ("text",)
     if isinstance(task, _HasPrompts) and task.own_prompts:
@@ -29,29 +36,6 @@ def resolve_prompts(
         found += [stored[key] for key in (*by_task, *by_type) if key in stored]
         prompts[side] = found[0] if found else ""
     return prompts
-
-
-def prompts_by_use(task: AbsTask, stored: Mapping[str, str]) -> dict[str, str]:
-    """What a contextual model puts before the texts of a task, by the use it was trained for.
-
-    Contextual models tell four uses apart: ``search_query``, ``search_document``,
-    ``classification`` and ``clustering`` (Morris and Rush, 2024). Those who stored its prompts may
-    have named the use, or, as in the released checkpoints, have written it into the prompt of a
-    side. The keys are those of instructions; there are none where the model stores no such prompt.
-    """
-    type_, name = str(task.metadata.type), task.metadata.name
-    query, document = {
-        "Retrieval": ("search_query", "search_document"),
-        "Clustering": ("clustering", "clustering"),
-    }.get(type_, ("classification", "classification"))
-    if name == "QuoraRetrieval":  # Its documents are questions, as its queries are.
-        document = query
-    known = dict(stored)
-    if {"search_query: ", "search_document: "} <= set(stored.values()):
-        known = {use: f"{use}: " for use in (query, document)} | known
-    if query not in known or document not in known:
-        return {}
-    return {name: known[query], f"{name}-query": known[query], f"{name}-document": known[document]}
 
 
 def parts_with_instructions(
@@ -75,3 +59,25 @@ def _renamed(prompts: Mapping[str, str], old: str, new: str) -> dict[str, str]:
     """The prompts of the task ``old``, as those of ``new``."""
     endings = ("", "-query", "-document")
     return {new + end: prompts[old + end] for end in endings if old + end in prompts}
+
+
+def _by_use(task: AbsTask, stored: Mapping[str, str]) -> dict[str, str]:
+    """What a contextual model was trained to read before the texts of such a task, if it is known.
+
+    Such models tell four uses apart: ``search_query``, ``search_document``, ``classification`` and
+    ``clustering`` (Morris and Rush, 2024). They are the names of its prompts or, as in the released
+    checkpoints, the words of those called query and document.
+    """
+    type_, name = str(task.metadata.type), task.metadata.name
+    query, document = {
+        "Retrieval": ("search_query", "search_document"),
+        "Clustering": ("clustering", "clustering"),
+    }.get(type_, ("classification", "classification"))
+    if name == "QuoraRetrieval":  # Its documents are questions, as its queries are.
+        document = query
+    known = dict(stored)
+    if {"search_query: ", "search_document: "} <= set(stored.values()):
+        known = {use: f"{use}: " for use in (query, document)} | known
+    if query not in known or document not in known:
+        return {}
+    return {name: known[query], f"{name}-query": known[query], f"{name}-document": known[document]}

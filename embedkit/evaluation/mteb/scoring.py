@@ -32,7 +32,6 @@ from embedkit.evaluation.mteb.contexts import context_of, facts
 from embedkit.evaluation.mteb.mirror import from_mirror
 from embedkit.evaluation.mteb.prompts import (
     parts_with_instructions,
-    prompts_by_use,
     resolve_prompts,
 )
 from embedkit.evaluation.progress import progress_bar, quiet_libraries
@@ -110,10 +109,10 @@ class _Run:
             return self._score_parts(task)
         if self.data_dir and not task.data_loaded:
             task = from_mirror(task, self.data_dir)
-        instructions = self.instructions
-        if isinstance(self.encoder, ContextualEncoder):
-            instructions = instructions | prompts_by_use(task, self.encoder.prompts)
-        prompts = resolve_prompts(task, self.encoder.prompts, instructions)
+        contextual = isinstance(self.encoder, ContextualEncoder)
+        prompts = resolve_prompts(
+            task, self.encoder.prompts, self.instructions, contextual=contextual
+        )
         loaded = task.data_loaded
         try:
             return self._score(task, prompts)
