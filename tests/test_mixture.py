@@ -86,6 +86,19 @@ def test_epochs_become_steps_and_a_step_may_take_several_batches() -> None:
     assert resolve_steps(resolved, mixture) is resolved
 
 
+def test_an_epoch_has_fewer_steps_where_more_ranks_read_batches_of_their_own() -> None:
+    # 16 batches an epoch.
+    data = {"batch_size": 4, "mix": [{"manifest": "a"}], "batches": "contextual"}
+    changes: dict[str, Any] = {"steps": None, "epochs": 2.0, "data": {**data, "batch_table": "t"}}
+    mixture = open_mixture(recipe_over("a", **changes), {"a": records(64)})
+    for cross_device, steps in ((True, 32), (False, 8)):
+        recipe = recipe_over("a", **changes, objective={"cross_device": cross_device})
+        assert recipe.own_batches is not cross_device
+        resolved = resolve_steps(recipe, mixture, ranks=4)
+        assert resolved.steps == steps
+        assert build_schedule(mixture, resolved, ranks=4).passes() == [2.0]
+
+
 def test_a_batch_that_does_not_reach_all_ranks_is_refused() -> None:
     run_on_ranks(2, check_small_batch, records(8, batch_size=1))
 

@@ -24,6 +24,7 @@ RECIPES = sorted(
     for path in shipped("recipes").rglob("*.toml")
     if isinstance(load_any_recipe(str(path)), Recipe)
 )
+STARTER = load_recipe("cde-starter")
 
 
 def test_the_starter_ships() -> None:
@@ -56,6 +57,27 @@ def test_the_open_recipe_is_the_unified_one_over_other_sources() -> None:
     assert (unified.data.alpha, unified.objective.temperature, unified.steps) == (0.5, 0.07, 2000)
 
 
+def test_the_open_contextual_recipe_is_stage_one_over_the_open_sources() -> None:
+    stage, over_files = load_recipe("cde-stage1"), load_recipe("cde-open")
+    changed = differences(stage.model_dump(mode="json"), over_files.model_dump(mode="json"))
+    expected = {"data.mix", "data.batch_table", "evaluation.task_dirs"}
+    assert {line.partition(":")[0] for line in changed} == expected
+    assert over_files.data.mix == load_recipe("unified-open").data.mix
+
+
+@pytest.mark.parametrize("batches", ["shuffled", "contextual"])
+@pytest.mark.parametrize("objective", ["contrastive", "contextual"])
+def test_each_of_the_four_trainings_of_the_paper_is_the_starter_with_other_settings(
+    batches: str, objective: str
+) -> None:
+    plain = ["objective.kind=contrastive", "context="] if objective == "contrastive" else []
+    recipe = load_recipe("cde-starter", [f"data.batches={batches}", *plain])
+    assert (recipe.data.batches, recipe.objective.kind) == (batches, objective)
+    kept = {"temperature", "false_negatives", "margin", "chunk_tokens"}
+    ours, starter = (each.objective.model_dump(include=kept) for each in (recipe, STARTER))
+    assert ours == starter
+
+
 @pytest.mark.parametrize("name", [mix.manifest for mix in load_recipe("unified-open").data.mix])
 def test_an_open_source_can_fill_a_batch_and_has_an_instruction(name: str) -> None:
     manifest = load_manifest(name)
@@ -84,13 +106,17 @@ def test_a_manifest_takes_two_steps(name: str, tiny_model: Path, tmp_path: Path)
 
 def check_two_steps(tables: dict[str, Any], model: Path, run: Path) -> None:
     """Train on the recipe's own data with its own objective and optimizer, but on ``model``."""
-    kept: dict[str, Any] = {
-        key: tables[key] for key in ("data", "objective", "optim") if key in tables
-    }
+    sections = ("data", "objective", "context", "optim")
+    kept: dict[str, Any] = {key: tables[key] for key in sections if key in tables}
     kept["data"] |= {"max_query_tokens": 128, "max_document_tokens": 128}
     if "batch_table" in kept["data"]:
         # One source is enough to cut.
-        kept["data"] |= {"mix": kept["data"]["mix"][-1:]}
+        mix = sorted(
+            kept["data"]["mix"], key=lambda each: load_manifest(each["manifest"]).rows or 0
+        )
+        kept["data"] |= {"mix": mix[:1]}
+    if "context" in kept:
+        kept["context"] |= {"num_context": 32}
     recipe = validated(Recipe, {**kept, "steps": 2, "model": str(model)}, "tiny")
     if recipe.data.batch_table:
         table = run.with_name("table")

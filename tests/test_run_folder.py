@@ -168,6 +168,7 @@ def test_a_changed_key_is_refused_by_name(
     "changes",
     [
         {"data__workers": 4},
+        {"data__batch_table": "elsewhere"},
         {"logging": {"every": 1, "trackers": ["tensorboard"]}},
         {"checkpoints": {"every": 7, "keep": 9}},
         {"evaluation": {"held_out": True, "every": 10, "max_documents": 5}},
@@ -212,6 +213,13 @@ def test_another_world_size_is_refused_unless_allowed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"made on 1 ranks, now there are 4; .*--allow-world-size"):
         resumed(folder, facts)
     assert resumed(folder, facts, allow=True) == ["world size 1 -> 4"]
+
+
+def test_where_ranks_have_batches_of_their_own_others_would_read_other_ones(tmp_path: Path) -> None:
+    folder = run_with_checkpoint(tmp_path / "run", recipe_with())
+    facts = facts_of(recipe_with(), world_size=4, own_batches=True)
+    with pytest.raises(UserError, match=r"4; every rank reads batches of its own, so that steps"):
+        resumed(folder, facts)
 
 
 def test_another_number_of_threads_is_remarked(tmp_path: Path) -> None:
