@@ -1,5 +1,7 @@
 """Texts to token ids: the one place where a prompt meets a text and a text meets its limit."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,9 +37,29 @@ class Tokenize:
         return TokenBatch.from_lists(ids, [min(prompt_length, len(each)) for each in ids])
 
     def _prompt_length(self, prompt: str) -> int:
-        """Tokens in front of the text, an opening special token included; 0 without a prompt."""
+        """Tokens in front of the text, an opening special token included; 0 without a prompt.
+
+        Counted on the prompt alone, as sentence-transformers does, which an exported model is read
+        by. Where a vocabulary begins its words with their space, a prompt's last space is a token
+        here, and in front of a text part of the text's first: pooling without the prompt then
+        leaves that one out, there as here.
+        """
         if not prompt:
             return 0
         ids = self._tokenizer(prompt, verbose=False)["input_ids"]
         closing = ids[-1] in set(self._tokenizer.all_special_ids)
         return len(ids) - int(closing)
+
+
+def identity_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of all that decides which ids a text gets, and which of them are special."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    rules: dict[str, Any] = (
+        json.loads(backend.to_str())
+        if backend is not None
+        # One in Python shows its words alone.
+        else {"kind": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    )
+    # Every call sets these two anew.
+    parts = [{**rules, "truncation": None, "padding": None}, sorted(set(tokenizer.all_special_ids))]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,11 +1,19 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from tiny import MINILM, real_tokenizer
-from transformers import PreTrainedTokenizerBase
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from tiny import MINILM, real_tokenizer, tiny_bert
+from tokenizers import ByteLevelBPETokenizer
+from tokenizers.processors import RobertaProcessing
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from embedkit.models import hub
+from embedkit.recipe import Embedder as Settings
 from embedkit.tokenization import Tokenize
 from embedkit.tokens import TokenBatch
 
@@ -88,6 +96,49 @@ def test_a_prompt_that_ends_in_special_tokens_is_counted_whole(tokenize: Tokeniz
     tokens = tokenize(["text"], "find answers[SEP] [CLS]", 512)
     assert tokens.ids.tolist() == [101, 2424, 6998, 102, 101, 3793, 102]
     assert tokens.prompt_lengths.tolist() == [5]
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose vocabulary begins its words with their space."""
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(
+        ["find: fever with chills", "a fever, find: a cold"] * 20,
+        vocab_size=320,
+        min_frequency=1,
+        special_tokens=["<s>", "<pad>", "</s>"],
+        show_progress=False,
+    )
+    trained.post_processor = RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    folder = tmp_path_factory.mktemp("bpe")
+    PreTrainedTokenizerFast(
+        tokenizer_object=trained._tokenizer,
+        bos_token="<s>",
+        cls_token="<s>",
+        sep_token="</s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+    ).save_pretrained(folder)
+    tiny_bert(vocabulary=400).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("prompt", "length"), [("find: ", 4), ("find:", 3)])
+def test_a_prompt_is_as_long_as_sentence_transformers_counts_it(
+    prompt: str, length: int, bpe: Path
+) -> None:
+    ours = hub.load(str(bpe), settings=Settings(pooling="mean", include_prompt=False))
+    texts = ["fever with chills", " a cold"]
+    tokens = Tokenize(ours.tokenizer)(texts, prompt, 64)
+    assert tokens.prompt_lengths.tolist() == [length, length]
+    # Of the first text, the last of these tokens would be a part; it is left out there as here.
+    transformer = Transformer(str(bpe), max_seq_length=64)
+    theirs = SentenceTransformer(
+        modules=[transformer, Pooling(32, pooling_mode="mean", include_prompt=False), Normalize()],
+        device="cpu",
+    )
+    expected = theirs.encode(texts, prompt=prompt, show_progress_bar=False)
+    np.testing.assert_allclose(ours.encode(texts, prompt=prompt), expected, atol=1e-5)
 
 
 def test_a_prompt_is_no_longer_than_what_the_limit_leaves(tokenize: Tokenize) -> None:

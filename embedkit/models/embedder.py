@@ -14,13 +14,15 @@ from transformers import PreTrainedTokenizerBase
 
 from embedkit.hashing import sha256_of
 from embedkit.models.backbones import Backbone, NeoBERTBackbone
-from embedkit.tokenization import Tokenize
+from embedkit.tokenization import Tokenize, identity_of
 from embedkit.tokens import TokenBatch, chunks_by_budget
 
 Pooling = Literal["mean", "cls"]
 
 _ENCODE_TOKENS = 16_384
 """Tokens of one forward when encoding texts."""
+_OF_NO_VECTOR = ("_name_or_path", "architectures", "dropout", "dtype", "init", "version")
+"""Parts of the names under which a configuration says nothing of what is computed when encoding."""
 _ENCODE_TEXTS = 8_192
 """Texts tokenized and sorted by length at a time when encoding."""
 
@@ -107,16 +109,23 @@ class Embedder(nn.Module):
 
     @property
     def identity(self) -> str:
-        """SHA-256 of all that a vector depends on: weights, prompts, pooling, type and length."""
+        """SHA-256 of all that a vector depends on: network, tokenizer and how they are read."""
+        config = self.backbone.model.config.to_dict()
         settings = {
             "weights": sha256_of(self.state_dict()),
+            "config": {
+                key: value
+                for key, value in config.items()
+                if not any(part in key for part in _OF_NO_VECTOR)
+            },
+            "tokenizer": identity_of(self.tokenizer),
             "prompts": self.prompts,
             "pooling": self.pooling,
             "include_prompt": self.include_prompt,
             "autocast": str(self.autocast),
             "max_tokens": self.max_tokens,
         }
-        described = json.dumps(settings, sort_keys=True)
+        described = json.dumps(settings, sort_keys=True, default=str)
         return hashlib.sha256(described.encode()).hexdigest()
 
     def _pooled(self, hidden: Tensor, tokens: TokenBatch) -> Tensor:

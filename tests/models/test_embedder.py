@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling as TheirPooling
 from tiny import MINILM, tiny_embedder
+from tokenizers.normalizers import BertNormalizer
 
 from embedkit.models import embedder as module
 from embedkit.models import hub
@@ -152,6 +154,16 @@ def change_the_type(model: Embedder) -> None:
     model.to(torch.bfloat16)
 
 
+def change_the_network(model: Embedder) -> None:
+    # The same weights, cut into other heads.
+    model.backbone.model.config.num_attention_heads *= 2
+
+
+def change_the_tokenizer(model: Embedder) -> None:
+    backend: Any = model.tokenizer.backend_tokenizer
+    backend.normalizer = BertNormalizer(lowercase=False)
+
+
 def set_to(name: str, value: object) -> Callable[[Embedder], None]:
     return lambda model: setattr(model, name, value)
 
@@ -160,6 +172,8 @@ def set_to(name: str, value: object) -> Callable[[Embedder], None]:
     "change",
     [
         pytest.param(change_a_weight, id="a weight"),
+        pytest.param(change_the_network, id="the network"),
+        pytest.param(change_the_tokenizer, id="the tokenizer"),
         pytest.param(change_the_type, id="the type of the weights"),
         pytest.param(set_to("autocast", torch.bfloat16), id="the type of the products"),
         pytest.param(set_to("prompts", {"query": "find: "}), id="the prompts"),
@@ -178,5 +192,6 @@ def test_the_identity_is_of_the_model_and_not_of_its_name(tiny: Embedder) -> Non
     before = tiny.identity
     tiny.name = "other"
     tiny.train()
+    tiny.encode(["what truncates and pads"])
     assert tiny.identity == before
     assert len(before) == 64
