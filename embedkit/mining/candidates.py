@@ -93,7 +93,8 @@ def _admitted(
 ) -> NDArray[Any]:
     """Search, and again for more where exclusions left too few."""
     admitted = np.empty((len(numbers), depth), CANDIDATE)
-    count = min(documents, depth + exclusions.count(numbers))
+    # One query may exclude thousands: it is searched for again, and the others are not.
+    count = min(documents, depth + min(depth, exclusions.count(numbers)))
     waiting = [(np.arange(len(numbers)), count)]
     while waiting:
         rows, count = waiting.pop()

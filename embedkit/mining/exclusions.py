@@ -24,7 +24,10 @@ class Exclusions:
         labelled = corpus.label_of >= 0
         labels = corpus.label_of[labelled]
         self._labelled = self._keys(labels, corpus.document_of[labelled])
-        self._labels = _lists(corpus.query_of[labelled], labels, len(corpus.queries))
+        pairs = np.unique(np.stack([corpus.query_of[labelled], labels], axis=1), axis=0)
+        self._labels = pairs[:, 1]
+        # Those of query i stand between the i-th and the next.
+        self._places = np.searchsorted(pairs[:, 0], np.arange(len(corpus.queries) + 1))
 
     def count(self, queries: Ids) -> int:
         """The most documents that any of ``queries`` excludes, its labels apart."""
@@ -33,9 +36,12 @@ class Exclusions:
     def __call__(self, queries: Ids, documents: Ids) -> NDArray[np.bool_]:
         """Which of ``documents`` ``(q, n)`` are excluded for ``queries`` ``(q,)``."""
         excluded = _among(queries[:, None] * self._documents + documents, self._stated)
-        for label in self._labels[queries].T:
-            same = _among(label[:, None] * self._documents + documents, self._labelled)
-            excluded |= same & (label >= 0)[:, None]
+        starts, ends = self._places[queries], self._places[queries + 1]
+        for number in range(int((ends - starts).max(initial=0))):
+            some = starts + number < ends
+            label = self._labels[starts[some] + number]
+            keys = label[:, None] * self._documents + documents[some]
+            excluded[some] |= _among(keys, self._labelled)
         return excluded
 
     def _keys(self, owners: Ids, documents: Ids) -> Ids:
@@ -47,16 +53,6 @@ def _pairs_of_equal_text(corpus: Corpus) -> tuple[Ids, Ids]:
         corpus.queries.hashes, corpus.documents.hashes, assume_unique=True, return_indices=True
     )
     return queries.astype(np.int64), documents.astype(np.int64)
-
-
-def _lists(owners: Ids, values: Ids, count: int) -> Ids:
-    """The distinct values of each owner, ``(count, most)``, filled up with -1."""
-    pairs = np.unique(np.stack([owners, values], axis=1), axis=0)
-    owners, values = pairs[:, 0], pairs[:, 1]
-    sizes = np.bincount(owners, minlength=count)
-    lists = np.full((count, int(sizes.max(initial=0))), -1, dtype=np.int64)
-    lists[owners, np.arange(len(owners)) - (np.cumsum(sizes) - sizes)[owners]] = values
-    return lists
 
 
 def _among(keys: Ids, found: Ids) -> NDArray[np.bool_]:

@@ -85,6 +85,7 @@ def mine(
     place = Place(Path(output))
     manifest = place.output / f"{place.output.name}.toml"
     if record := place.finished(plan, overwrite=overwrite):
+        place.tidy()
         return Mined(manifest, Audit(**record["audit"]))
     console = Console(stderr=True)
     with place.claimed(plan) as work:

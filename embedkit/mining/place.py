@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +72,6 @@ class Place:
         except Timeout:
             raise UserError(f"{self.output}: another process is mining into it") from None
 
-    def _clear(self) -> None:
-        for path in self.work.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name != _LOCK:
-                path.unlink()
-
     def publish(self, result: Path) -> None:
         """Give a finished result its name, in place of an older one, and clear the work away."""
         replaced = self.work / "replaced"
@@ -86,7 +79,26 @@ class Place:
         if self.output.exists():
             self.output.rename(replaced)
         result.rename(self.output)
+        self._remove()
+
+    def tidy(self) -> None:
+        """Clear away what a process left that was killed between the last two lines above."""
+        if self.work.is_dir():
+            with suppress(Timeout), FileLock(self.work / _LOCK, timeout=0):
+                self._remove()
+
+    def _remove(self) -> None:
+        self._clear()
         shutil.rmtree(self.work)
+
+    def _clear(self) -> None:
+        # First, so that what a kill leaves of the rest is taken for no work of this plan.
+        (self.work / _PLAN).unlink(missing_ok=True)
+        for path in self.work.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != _LOCK:
+                path.unlink()
 
 
 def _changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

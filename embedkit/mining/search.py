@@ -14,6 +14,8 @@ Scores = NDArray[np.float32]
 
 _SCORES = {"cpu": 2**25, "cuda": 2**28}
 """Scores that exist at a time, in fp32."""
+_VALUES = {"cpu": 2**25, "cuda": 2**28}
+"""Of documents' vectors in fp32 at a time, however few the queries are."""
 
 
 class Search(Protocol):
@@ -47,7 +49,8 @@ class ExactSearch:
         wanted = torch.from_numpy(queries).to(self._device)
         scores = wanted.new_empty(len(queries), 0)
         numbers = torch.empty(len(queries), 0, dtype=torch.int64, device=self._device)
-        step = max(count, _SCORES[self._device.type] // max(len(queries), 1))
+        device, width = self._device.type, self._vectors.shape[1]
+        step = max(1, min(_SCORES[device] // max(len(queries), 1), _VALUES[device] // width))
         for start in range(0, len(self._vectors), step):
             block = self._vectors[start : start + step].astype(np.float32)
             documents = torch.from_numpy(block).to(self._device)

@@ -1,3 +1,4 @@
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,24 @@ def test_a_query_excludes_the_positives_of_its_labels() -> None:
         "c": {"one", "two", "three", "four"},
         "d": {"five"},
     }
+
+
+def test_a_query_of_many_labels_costs_the_others_no_memory() -> None:
+    rows: list[dict[str, Any]] = [
+        {"query": "many", "positive": f"of {n}", "label": f"label {n}"} for n in range(2000)
+    ]
+    rows += [{"query": f"query {n}", "positive": f"answer {n}", "label": "x"} for n in range(2000)]
+    corpus = corpus_of(rows)
+    tracemalloc.start()
+    exclusions = Exclusions(corpus)
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # A list of equal length for each query would be 32 MB.
+    assert taken < 2e6
+    assert exclusions(np.array([0, 1]), np.array([[5, 2001], [5, 2001]])).tolist() == [
+        [True, False],
+        [False, True],
+    ]
 
 
 def test_it_is_known_how_many_documents_a_query_excludes() -> None:

@@ -15,6 +15,7 @@ from embedkit import blocks
 from embedkit.data.records import Records
 from embedkit.mining import candidates, mining, vectors
 from embedkit.mining.mining import mine
+from embedkit.mining.place import Place
 
 ROWS = [{"query": f"question {n}", "positive": f"answer {n * 7 % 11} {n}"} for n in range(11)]
 SETTINGS: dict[str, Any] = {"negatives": 2, "depth": 5, "margin_kind": "none", "sampling": "random"}
@@ -81,10 +82,14 @@ def unbroken(place: Path, tiny_model: Path) -> dict[str, bytes]:
 
 # Blocks are two writes each: three blocks of queries, of documents and of candidates.
 WRITES = [((blocks, "_put"), number, False) for number in (1, 4, 8, 14, 18)]
+# Renamed are the rows in the cache, the vectors of either side, and the result.
 LATER = [
     ((mining, "write_pairs"), 1, True),
     ((Path, "rename"), 3, False),
     ((Path, "rename"), 3, True),
+    ((Path, "rename"), 4, False),
+    ((Path, "rename"), 4, True),
+    ((Place, "_clear"), 2, True),
 ]
 
 

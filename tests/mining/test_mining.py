@@ -19,7 +19,9 @@ from embedkit.data.records import Records, open_records
 from embedkit.errors import DataError, UserError
 from embedkit.mining import candidates, vectors
 from embedkit.mining.audit import Audit, inspect
+from embedkit.mining.corpus import Ids
 from embedkit.mining.mining import mine
+from embedkit.mining.search import ExactSearch, Scores
 from embedkit.mining.settings import SearchKind
 from embedkit.models.embedder import Embedder
 from embedkit.runs import load
@@ -97,6 +99,26 @@ def test_rows_of_one_label_are_never_negatives_of_each_other(
     assert all(len(row["negatives"]) == 2 for row in mined)
     assert all(row["label"] not in text for row in mined for text in row["negatives"])
     assert open_records(tmp_path / "mined" / "mined.toml").has_labels
+
+
+def test_a_query_of_many_positives_makes_no_other_search_for_more(
+    model: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    top = ExactSearch.top
+
+    def noted(self: ExactSearch, queries: Scores, count: int) -> tuple[Scores, Ids]:
+        asked.append((len(queries), count))
+        return top(self, queries, count)
+
+    monkeypatch.setattr(ExactSearch, "top", noted)
+    rows = [{"query": "frequent", "positive": f"{word} {n}"} for n, word in enumerate(WORDS * 3)]
+    rows += [{"query": f"rare {n}", "positive": f"{n} {word}"} for n, word in enumerate(WORDS)]
+    mine(
+        Records.from_rows(rows), model, tmp_path / "mined", negatives=2, depth=2, margin_kind="none"
+    )
+    assert all(len(row["negatives"]) == 2 for row in pairs_of(tmp_path / "mined"))
+    assert asked[0] == (11, 4)
 
 
 def test_texts_are_encoded_behind_the_prompts_of_their_source(

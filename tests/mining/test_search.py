@@ -8,6 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
+from torch import Tensor
 
 from embedkit.mining import search
 from embedkit.mining.search import ExactSearch, Search, torch_best
@@ -38,6 +39,19 @@ def test_torch_finds_the_best_however_few_scores_exist_at_a_time(
     monkeypatch.setitem(search._SCORES, "cpu", at_a_time)
     queries, documents = unit(5, seed=1), unit(50).astype(np.float16)
     assert_best(ExactSearch(documents, CPU, torch_best), queries, documents, count)
+
+
+def test_a_single_query_reads_few_documents_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(search._VALUES, "cpu", 80)
+    read = []
+
+    def noted(queries: Tensor, documents: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        read.append(len(documents))
+        return torch_best(queries, documents, count)
+
+    queries, documents = unit(1, seed=1), unit(50)
+    assert_best(ExactSearch(documents, CPU, noted), queries, documents, 50)
+    assert read == [10] * 5
 
 
 def test_what_is_not_there_ends_in_minus_one() -> None:
