@@ -66,7 +66,7 @@ def _by_use(task: AbsTask, stored: Mapping[str, str]) -> dict[str, str]:
 
     Such models tell four uses apart: ``search_query``, ``search_document``, ``classification`` and
     ``clustering`` (Morris and Rush, 2024). They are the names of its prompts or, as in the released
-    checkpoints, the words of those called query and document.
+    checkpoints, the words of those of a side or of a source.
     """
     type_, name = str(task.metadata.type), task.metadata.name
     query, document = {

@@ -136,7 +136,7 @@ def test_two_runs_give_the_same_scores_in_the_same_contexts(tmp_path: Path) -> N
     )
     assert of_each_task(first) == of_each_task(second)
     some = [task for task in tasks if task.metadata.name != "classification"]
-    other = score(tiny_contextual(), some, tmp_path / "c", num_documents=4, seed=1)
+    other = score(tiny_contextual(), some, tmp_path / "a", num_documents=4, seed=1)
     for name, each in other.scores.items():
         assert each.contexts[name]["hash"] != first.scores[name].contexts[name]["hash"]
     assert other.identity != first.identity
@@ -234,6 +234,9 @@ def test_the_prompt_is_that_of_the_use(name: str, expected: Mapping[str, str]) -
     words |= {"c: ": "classification: ", "k": "clustering: "}
     said = {side: words[prompt] for side, prompt in expected.items()}
     assert resolve_prompts(task, published, given, contextual=True) == said
+    # As training stores them, where the sources of a mixture differ.
+    by_source = {"nq-query": "search_query: ", "nq-document": "search_document: "}
+    assert resolve_prompts(task, by_source, given, contextual=True) == said
     # A model that stores no such prompt is told as any other.
     told = dict.fromkeys(expected, "told: ")
     assert resolve_prompts(task, {"query": "x"}, given, contextual=True) == told
