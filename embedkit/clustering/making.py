@@ -125,7 +125,9 @@ def _begin(
                 "or choose another --output"
             )
         return
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+    # A process that was killed as it began has left this much.
+    mine = {f"{_BEGUN}.part"}
+    if output.exists() and (not output.is_dir() or {each.name for each in output.iterdir()} - mine):
         raise UserError(f"{output}: is not empty and holds no batches; choose another --output")
     output.mkdir(parents=True, exist_ok=True)
     replace_text(begun, json.dumps(now, indent=2) + "\n")

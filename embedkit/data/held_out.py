@@ -102,7 +102,9 @@ def _write_task(
         header["prompts"] = manifest.prompts.model_dump()
     for name, lines in files.items():
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    (folder / "task.json").write_text(json.dumps(header, ensure_ascii=False, indent=1) + "\n")
+    (folder / "task.json").write_text(
+        json.dumps(header, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
+    )
     return task.name
 
 
@@ -190,6 +192,8 @@ def _line(value: dict[str, str]) -> str:
 def _refuse_foreign(output: Path) -> None:
     if not output.exists():
         return
+    if not output.is_dir():
+        raise DataError(f"{output}: is a file: choose a folder")
     foreign = [path for path in output.iterdir() if not (path / "task.json").is_file()]
     if foreign:
         raise DataError(

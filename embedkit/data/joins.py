@@ -1,6 +1,6 @@
 """Rows whose ids are replaced by the rows they name, in memory that does not grow with them."""
 
-import json
+import pickle
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,8 +46,9 @@ def _gathered(
     database: sqlite3.Connection, number: int, join: HubJoin, rows: Rows, table: Rows
 ) -> Callable[[Any], Any]:
     """Store the rows of ``table`` that ``rows`` name; a function from an id to its row."""
-    # As text, since one side may have numbers where the other has their digits.
-    database.execute(f"create table found{number} (id text primary key, row text)")
+    # Pickled: rows of parquet may hold what JSON knows nothing of. Ids are text, since one side
+    # may have numbers where the other has their digits.
+    database.execute(f"create table found{number} (id text primary key, row blob)")
     ids = ColumnPath(join.column)
     database.executemany(
         f"insert or ignore into found{number} (id) values (?)", ((ids(row),) for row in rows)
@@ -56,13 +57,13 @@ def _gathered(
     try:
         database.executemany(
             f"update found{number} set row = ? where id = ? and row is null",
-            ((json.dumps(row), key(row)) for row in table),
+            ((pickle.dumps(row), key(row)) for row in table),
         )
     except DataError as error:
         raise DataError(f"{join.config}: {error}") from None
 
     def find(id_: Any) -> Any:
         found = database.execute(f"select row from found{number} where id = ?", (id_,)).fetchone()
-        return json.loads(found[0]) if found and found[0] is not None else None
+        return pickle.loads(found[0]) if found and found[0] is not None else None
 
     return find

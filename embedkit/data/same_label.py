@@ -14,6 +14,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from embedkit.data import cache
+from embedkit.errors import DataError
 
 
 def pairs(texts: Iterable[tuple[str, str]], seed: int) -> Iterator[tuple[str, str, str]]:
@@ -51,5 +52,11 @@ def _around(texts: Iterator[str]) -> Iterator[tuple[str, str]]:
 
 
 def _place(text: str, seed: int) -> int:
-    digest = hashlib.blake2b(text.encode(), key=str(seed).encode(), digest_size=8).digest()
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{text:.60}: is not valid Unicode ({error.reason}): clean the data"
+        ) from None
+    digest = hashlib.blake2b(data, key=str(seed).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

@@ -1,13 +1,11 @@
 """Tokenizes texts once: what pretraining reads instead of them."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -29,6 +27,7 @@ from embedkit.data import (
 )
 from embedkit.data.documents import Document, is_held_out
 from embedkit.data.readers import docstring, icd, obo
+from embedkit.data.rows_key import code_of, sha256
 from embedkit.data.sources import Opened
 from embedkit.data.texts import Texts
 from embedkit.data.token_store import Split, StoreWriter, TokenStore
@@ -86,7 +85,7 @@ def prepare(texts: Texts, tokenizer: PreTrainedTokenizerBase) -> Tokenized:
         texts.name,
         stores["train"],
         stores.get("held_out"),
-        _sha256([*contents, _identity(tokenizer)]),
+        sha256([*contents, _identity(tokenizer)]),
         texts.description.license,
     )
 
@@ -151,19 +150,11 @@ def _key(texts: Texts, opened: Opened, tokenizer: PreTrainedTokenizerBase) -> st
         include={"columns", "filter", "drop_empty", "deduplicate", "held_out"}
     )
     reader = texts.source.model_dump().get("reader")
-    parts = {"making": making, "reader": reader, "source": opened.identity, "code": _code()}
-    return _sha256({**parts, "tokenizer": _identity(tokenizer)})[:32]
+    code = code_of(__file__, *(module.__file__ for module in _MAKERS))
+    parts = {"making": making, "reader": reader, "source": opened.identity, "code": code}
+    return sha256({**parts, "tokenizer": _identity(tokenizer)})[:32]
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
     """A hash of all that decides which ids a text gets, and which of them are special."""
-    return _sha256([backend_of(tokenizer).to_str(), sorted(set(tokenizer.all_special_ids))])
-
-
-def _code() -> str:
-    modules = [__file__, *(module.__file__ or "" for module in _MAKERS)]
-    return _sha256([Path(module).read_text() for module in modules])
-
-
-def _sha256(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return sha256([backend_of(tokenizer).to_str(), sorted(set(tokenizer.all_special_ids))])

@@ -135,6 +135,12 @@ def test_a_folder_of_something_else_is_left_alone(
         embedkit.cluster(recipe, tmp_path, surrogate=tiny_model)
 
 
+def test_a_process_that_was_killed_as_it_began_can_be_repeated(tmp_path: Path) -> None:
+    (tmp_path / "begun.json.part").write_text("{")
+    making._begin(tmp_path, [], making.Settings(), {"name": "m", "identity": "a" * 64})
+    assert (tmp_path / "begun.json").is_file()
+
+
 def test_a_killed_run_ends_as_an_unbroken_one(
     recipe: str, folder: Path, tiny_model: Path, tmp_path: Path
 ) -> None:

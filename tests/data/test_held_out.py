@@ -232,6 +232,12 @@ def test_tasks_are_replaced_but_nothing_else_is_overwritten(tmp_path: Path) -> N
     assert (output / "notes.txt").read_text() == "precious"
 
 
+def test_a_file_in_the_place_of_the_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "tasks").write_text("")
+    with pytest.raises(DataError, match="is a file: choose a folder"):
+        write_tasks([manifest_over(tmp_path, ROWS)], tmp_path / "tasks")
+
+
 def test_a_task_without_texts_is_refused_and_leaves_no_folder(tmp_path: Path) -> None:
     manifest = manifest_over(tmp_path, [ROWS[n] for n in TRAINED_ON])
     with pytest.raises(DataError, match="mine: no text is left for the held-out task mine_find"):

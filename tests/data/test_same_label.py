@@ -5,7 +5,7 @@ import pytest
 from embedkit.data import cache
 from embedkit.data.records import Record, Records
 from embedkit.data.same_label import pairs
-from embedkit.errors import UserError
+from embedkit.errors import DataError, UserError
 
 TEXTS = [(f"text {number}", ["even", "odd"][number % 2]) for number in range(40)]
 
@@ -53,3 +53,8 @@ def test_rows_without_a_label_are_left_out() -> None:
 def test_a_label_and_no_positive_are_asked_for(columns: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"same_label needs columns\.query and columns\.label"):
         Records.from_rows([], columns=columns, same_label={})
+
+
+def test_a_text_that_is_no_unicode_is_told_in_one_line() -> None:
+    with pytest.raises(DataError, match=r"is not valid Unicode .*: clean the data"):
+        list(pairs([("broken \ud800", "x")], seed=0))
