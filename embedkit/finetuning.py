@@ -95,14 +95,7 @@ def prepare(
     schedule = build_schedule(mixture, recipe)
     model.prompts |= stored_prompts(mixture.records)
     starting_model.check_lengths(recipe, _limits(mixture), model)
-    facts = {
-        "recipe": recipe.model_dump(mode="json"),
-        "sources": mixture.fingerprints,
-        "model": {"identity": model.identity},
-        "world_size": distributed.world_size(),
-        "own_batches": recipe.own_batches,
-        "threads": torch.get_num_threads(),
-    }
+    facts = _facts(recipe, mixture, model)
     # Behind the facts, in which a model is the backbone that it starts from.
     if recipe.lora and isinstance(model, Embedder):
         lora.attach(model.backbone.model, recipe.lora, seed=keyed.key(recipe.seed, "lora"))
@@ -119,6 +112,18 @@ def prepare(
     for remark in report.remarks(recipe):
         console.print(f"note: {remark}", highlight=False, markup=False, soft_wrap=True)
     return Finetuning(recipe, mixture, model, batches, facts, console)
+
+
+def _facts(recipe: Recipe, mixture: Mixture, model: Embedder | Contextual) -> dict[str, object]:
+    """What decides whether another run is the same one."""
+    return {
+        "recipe": recipe.model_dump(mode="json"),
+        "sources": mixture.fingerprints,
+        "model": {"identity": model.identity},
+        "world_size": distributed.world_size(),
+        "own_batches": recipe.own_batches,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _vectors(recipe: Recipe, mixture: Mixture) -> list[VectorStore]:
