@@ -6,7 +6,6 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from embedkit import distributed, keyed
 from embedkit.data.batches import ContrastiveBatch
@@ -94,15 +93,16 @@ class ContrastiveObjective:
     ) -> dict[str, Tensor]:
         """``backward`` as far as the embeddings, whoever made them.
 
-        Shapes: unit vectors of the batch's queries ``(q, D)`` and documents ``(n, D)``.
+        Shapes: unit vectors of the batch's queries ``(q, D)`` and documents ``(n, D)``, both leaves
+        of a graph.
         """
-        losses, counts = self._losses(batch, queries, documents)
         # Gradients are averaged over ranks later, so each rank's sum counts world_size-fold.
-        (self._mean(losses) * (scale * distributed.world_size() / batch.size)).backward()
+        own = self._backward_blocks(
+            batch, queries, documents, scale=scale * distributed.world_size() / batch.size
+        )
         tokens = batch.queries.num_tokens + batch.documents.num_tokens
-        sums = torch.cat([counts.to(losses), losses.new_tensor([tokens]), losses.detach()])
-        sums = distributed.sum_over_ranks(sums)
-        correct, dropped, negatives, read = sums[:4]
+        sums = distributed.sum_over_ranks(torch.cat([own.new_tensor([tokens]), own]))
+        read, correct, dropped, negatives = sums[:4]
         losses = sums[4:] / batch.size
         dims = self._config.matryoshka_dims or ()
         filtering = self._config.false_negatives != "off"
@@ -119,27 +119,31 @@ class ContrastiveObjective:
         weights = losses.new_tensor(self._config.matryoshka_weights or [1.0] * len(losses))
         return losses @ weights / weights.sum()
 
-    def _losses(
-        self, batch: ContrastiveBatch, queries: Tensor, documents: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """This rank's sum of losses at each width, ``(C,)``.
+    def _backward_blocks(
+        self, batch: ContrastiveBatch, queries: Tensor, documents: Tensor, *, scale: float
+    ) -> Tensor:
+        """Go back through the scores of some of this rank's queries at a time.
 
-        And three counts: of its queries that, at the whole width, rank their positive first; of
-        the negatives that the filter drops, and of all that there are without it.
+        Three counts come first in what is returned: of its queries that, at the whole width, rank
+        their positive first; of the negatives that the filter drops, and of all that there are
+        without it. Then come its sums of losses at each width.
         """
-        shared = self._share(batch, queries, documents)
+        joined = self._share(batch, queries, documents)
+        shared = replace(joined, queries=_leaf(joined.queries), documents=_leaf(joined.documents))
         step = max(1, _SCORES // max(1, len(shared.documents)))
-        blocks = [slice(start, start + step) for start in range(0, len(queries) or 1, step)]
-        given = (batch, shared, queries, documents)
-        if len(blocks) == 1:
-            return self._of_rows(*given, blocks[0])
-        parts = [
-            # Scores are made a second time for the gradient, and never kept.
-            checkpoint(self._of_rows, *given, block, use_reentrant=False, preserve_rng_state=False)
-            for block in blocks
-        ]
-        losses, counts = zip(*parts, strict=True)
-        return torch.stack(losses).sum(dim=0), torch.stack(counts).sum(dim=0)
+        sums = []
+        for start in range(0, len(queries) or 1, step):
+            rows = slice(start, start + step)
+            losses, counts = self._of_rows(batch, shared, queries, documents, rows)
+            (self._mean(losses) * scale).backward()
+            sums.append(torch.cat([counts.to(losses), losses.detach()]))
+        for whole, leaf in (
+            (joined.queries, shared.queries),
+            (joined.documents, shared.documents),
+        ):
+            if whole is not leaf and leaf.grad is not None:
+                whole.backward(leaf.grad)
+        return torch.stack(sums).sum(dim=0)
 
     def _of_rows(
         self,
@@ -149,7 +153,7 @@ class ContrastiveObjective:
         documents: Tensor,
         rows: slice,
     ) -> tuple[Tensor, Tensor]:
-        """``_losses`` of some of this rank's queries."""
+        """Of some of this rank's queries, the sums of losses, and the three counts."""
         everything = slice(None)
         own, positives = queries[rows], shared.positives[rows]
         asked = torch.arange(shared.mine.start, shared.mine.stop, device=own.device)[rows]
@@ -248,6 +252,11 @@ def _filtered(
     if shared.filter is None:
         return excluded
     return excluded | shared.filter.dropped(queries, documents)
+
+
+def _leaf(rows: Tensor) -> Tensor:
+    """``rows``, where blocks may go back to one after another: no further, if ranks gave them."""
+    return rows if rows.is_leaf else rows.detach().requires_grad_()
 
 
 def _alone(rows: Tensor) -> tuple[Tensor, int]:
