@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from breaking import CrashError, at_step, start, wait_for_lines
+from evaluation.folders import write_task
 from ranks import run_on_ranks
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
@@ -19,7 +20,11 @@ from torch import Tensor
 
 from embedkit import checkpoint, distributed, runs
 from embedkit.errors import UserError
+from embedkit.evaluation.encoding.contextual import ContextualEncoder
+from embedkit.evaluation.mteb.scoring import evaluate
+from embedkit.evaluation.summary import Summary
 from embedkit.inspection import texts_of_step
+from embedkit.measuring import tasks_of
 from embedkit.models import hub
 from embedkit.models.contextual.export import write_contextual
 from embedkit.models.contextual.loading import load_contextual
@@ -271,3 +276,24 @@ def check_contexts(recipe: Recipe, folder: Path) -> None:
         patch.setattr(Contextual, "embed_context", record)
         runs.finetune(recipe, folder / "run")
     (folder / f"{distributed.rank()}.json").write_text(json.dumps(read))
+
+
+def test_a_run_is_scored_before_and_after_in_a_context_of_each_task(
+    small_recipe: Path, tmp_path: Path
+) -> None:
+    write_task(tmp_path / "tasks" / "Finding", "retrieval")
+    wanted = f"evaluation.task_dirs=['{tmp_path / 'tasks'}']"
+    recipe = contextual(small_recipe, "steps=2", wanted)
+    runs.finetune(recipe, tmp_path / "run")
+    before, after = (
+        Summary.read(tmp_path / "run" / "eval" / name / "summary.json")
+        for name in ("before", "after")
+    )
+    assert not before.failed
+    assert not after.failed
+    assert before.scores.keys() == after.scores.keys() == {"Finding"}
+    assert "Finding" in (tmp_path / "run" / "model" / "README.md").read_text()
+    # What was exported scores the same: it is drawn the same context.
+    model = load_contextual(str(tmp_path / "run" / "model"))
+    again = evaluate(ContextualEncoder(model), tasks_of(recipe, tmp_path), tmp_path / "again")
+    assert again.scores["Finding"].score == after.scores["Finding"].score
