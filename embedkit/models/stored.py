@@ -30,17 +30,17 @@ def read_stored(folder: str) -> Stored:
         UserError: the folder holds no model, or one with parts that embedkit does not know.
     """
     root = Path(folder)
+    if not (root / "modules.json").is_file():
+        if root.is_dir() and not (root / "config.json").is_file():
+            refuse_pickle(folder)
+            raise UserError(f"{folder}: holds neither modules.json nor config.json")
+        return Stored(encoder=folder)
     config = read_json(root / "config.json")
     if "contextual" in config or config.get("architecture") == "transductive":
         raise UserError(
             f"{folder}: is a contextual model, whose vectors depend on a corpus; pass a model of "
             "one stage here (embedkit eval-mteb takes both)"
         )
-    if not (root / "modules.json").is_file():
-        if root.is_dir() and not (root / "config.json").is_file():
-            refuse_pickle(folder)
-            raise UserError(f"{folder}: holds neither modules.json nor config.json")
-        return Stored(encoder=folder)
     modules = _modules(folder)
     encoder = root / modules["Transformer"]
     pooling = read_json(root / modules["Pooling"] / "config.json")
