@@ -49,8 +49,9 @@ class Finetuning:
 
     @property
     def objective(self) -> ContrastiveObjective | ContextualObjective:
-        kinds = {"contrastive": ContrastiveObjective, "contextual": ContextualObjective}
-        return kinds[self.recipe.objective.kind](self.recipe.objective)
+        if self.recipe.objective.kind == "contextual":
+            return ContextualObjective(self.recipe.objective)
+        return ContrastiveObjective(self.recipe.objective)
 
     def batches(self, numbers: range) -> Iterator[ContrastiveBatch]:
         return stream(self.tokenized, numbers, self.recipe.data.workers)

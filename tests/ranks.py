@@ -14,7 +14,7 @@ _PATIENCE = timedelta(seconds=120)
 """How long a rank waits for another that has died."""
 
 
-def run_on_ranks(world_size: int, body: Callable[..., None], *args: object) -> None:
+def run_on_ranks(world_size: int, body: Callable[..., object], *args: object) -> None:
     """Call ``body(*args)`` on every rank of a fresh gloo group.
 
     A failure on any rank fails the test. Ranks are forked, which starts them in no time and lets

@@ -74,7 +74,8 @@ def test_what_is_exported_is_what_was_trained(trained: Path) -> None:
     theirs = SentenceTransformer(
         str(trained / "model"), trust_remote_code=True, device="cpu", local_files_only=True
     )
-    vectors = theirs[0].build_context(CORPUS)
+    stages: Any = theirs[0]
+    vectors = stages.build_context(CORPUS)
     given: Any = {"prompt_name": "document", "dataset_embeddings": vectors}
     np.testing.assert_allclose(theirs.encode(CORPUS, **given), expected, atol=1e-5)
 

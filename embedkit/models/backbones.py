@@ -16,6 +16,9 @@ _CHUNK_COST = {"cpu": 128, "cuda": 512}
 _POSITION_TABLES = {"position_embeddings": 0, "positional_embedding": 1}
 """Tables of absolute positions by name, transformers' and ours, and how many rows padding has."""
 
+_OF_NO_VECTOR = ("_name_or_path", "architectures", "dropout", "dtype", "init", "version")
+"""Parts of the names under which a configuration says nothing of what is computed when encoding."""
+
 
 class Backbone(nn.Module):
     """A Hugging Face encoder as a function from tokens to their hidden states.
@@ -101,6 +104,15 @@ def absolute_positions(model: nn.Module) -> int | None:
             unused = _POSITION_TABLES[name] if padding is None else padding + 1
             return module.num_embeddings - unused
     return None
+
+
+def shape_of(backbone: Backbone | NeoBERTBackbone) -> dict[str, Any]:
+    """What the configuration of an encoder says of how its weights become vectors."""
+    return {
+        key: value
+        for key, value in backbone.model.config.to_dict().items()
+        if not any(part in key for part in _OF_NO_VECTOR)
+    }
 
 
 def padding_plan(lengths: Tensor, chunk_cost: int) -> list[Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from embedkit.hashing import sha256_of
-from embedkit.models.backbones import Backbone, NeoBERTBackbone
+from embedkit.models.backbones import Backbone, NeoBERTBackbone, shape_of
 from embedkit.tokenization import Tokenize, identity_of
 from embedkit.tokens import TokenBatch, chunks_by_budget
 
@@ -21,8 +21,6 @@ Pooling = Literal["mean", "cls"]
 
 _ENCODE_TOKENS = 16_384
 """Tokens of one forward when encoding texts."""
-_OF_NO_VECTOR = ("_name_or_path", "architectures", "dropout", "dtype", "init", "version")
-"""Parts of the names under which a configuration says nothing of what is computed when encoding."""
 _ENCODE_TEXTS = 8_192
 """Texts tokenized and sorted by length at a time when encoding."""
 
@@ -110,14 +108,9 @@ class Embedder(nn.Module):
     @property
     def identity(self) -> str:
         """SHA-256 of all that a vector depends on: network, tokenizer and how they are read."""
-        config = self.backbone.model.config.to_dict()
         settings = {
             "weights": sha256_of(self.state_dict()),
-            "config": {
-                key: value
-                for key, value in config.items()
-                if not any(part in key for part in _OF_NO_VECTOR)
-            },
+            "config": shape_of(self.backbone),
             "tokenizer": identity_of(self.tokenizer),
             "prompts": self.prompts,
             "pooling": self.pooling,

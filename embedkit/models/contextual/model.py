@@ -19,14 +19,14 @@ from transformers import PreTrainedTokenizerBase
 from embedkit import keyed
 from embedkit.errors import UserError
 from embedkit.hashing import sha256_of
-from embedkit.models.backbones import Backbone, NeoBERTBackbone
+from embedkit.models.backbones import Backbone, NeoBERTBackbone, shape_of
 from embedkit.models.contextual.context import Context, Embeddings
 from embedkit.models.contextual.pooling import mean_by_text
 from embedkit.models.contextual.prefix import check_architecture
 from embedkit.models.contextual.slots import Slots
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import ContextualConfig
-from embedkit.tokenization import Tokenize
+from embedkit.tokenization import Tokenize, identity_of
 from embedkit.tokens import TokenBatch, chunks_by_budget
 
 Kind = Literal["query", "document"]
@@ -241,11 +241,13 @@ class Contextual(nn.Module):
         settings = {
             "weights": self._hashed[1],
             "config": self.config.model_dump(),
+            "encoders": [shape_of(each) for each in (self.first, self.second) if each],
+            "tokenizer": identity_of(self.tokenizer),
             "prompts": self.prompts,
             "autocast": str(self.autocast),
             "max_tokens": self.max_tokens,
         }
-        described = json.dumps(settings, sort_keys=True)
+        described = json.dumps(settings, sort_keys=True, default=str)
         return hashlib.sha256(described.encode()).hexdigest()
 
     def _precision(self, tokens: TokenBatch) -> torch.autocast:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers.normalizers import BertNormalizer
 
 from embedkit.errors import UserError
 from embedkit.models import hub
@@ -32,6 +33,26 @@ def load(folder: Path, **settings: Any) -> Contextual:
 @pytest.fixture
 def model(tiny_model: Path) -> Contextual:
     return load(tiny_model)
+
+
+def change_the_network(model: Contextual) -> None:
+    # The same weights, cut into other heads.
+    model.second.model.config.num_attention_heads *= 2
+
+
+def change_the_tokenizer(model: Contextual) -> None:
+    backend: Any = model.tokenizer.backend_tokenizer
+    backend.normalizer = BertNormalizer(lowercase=False)
+
+
+@pytest.mark.parametrize("change", [change_the_network, change_the_tokenizer])
+def test_a_context_of_another_network_or_tokenizer_is_refused(
+    change: Callable[[Contextual], None], model: Contextual
+) -> None:
+    context = model.build_context(CORPUS)
+    change(model)
+    with pytest.raises(UserError):
+        model.encode(TEXTS, context=context)
 
 
 def test_texts_are_embedded_as_the_network_embeds_them(model: Contextual) -> None:
