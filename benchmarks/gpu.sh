@@ -9,3 +9,5 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv
 "$python" benchmarks/train_vs_sentence_transformers.py
 "$python" benchmarks/pretrain_throughput.py
 "$python" benchmarks/pretrain_throughput.py --compile
+# Without data the hardness of batches is left out.
+"$python" benchmarks/cluster.py --pairs "$([ -n "${EMBEDKIT_DATA:-}" ] && echo 14000 || echo 0)"

@@ -88,8 +88,7 @@ def embed(records: Records, surrogate: Embedder, folder: Path, console: Console)
                     taken = records.table.take(file.rows_of(block).tolist(), (_COLUMNS[side],))
                     file.write(block, surrogate.encode([text for (text,) in taken]))
         distributed.barrier()
-        assert not any(file.missing() for file in files.values()), "a rank left a block out"
-        distributed.on_main(partial(aside.rename, folder))
+        distributed.on_main(partial(_finish, list(files.values()), aside, folder))
     return VectorStore(folder)
 
 
@@ -101,6 +100,12 @@ def _reserve(aside: Path, rows: int, width: int) -> dict[str, BlockFile]:
         side: BlockFile(_path(aside, side), _TYPE, rows=rows, width=width, block=_BLOCK)
         for side in _COLUMNS
     }
+
+
+def _finish(files: list[BlockFile], aside: Path, folder: Path) -> None:
+    """Give the folder its name; by one rank, which another's look at the files would race with."""
+    assert not any(file.missing() for file in files), "a rank left a block out"
+    aside.rename(folder)
 
 
 def _path(folder: Path, side: str) -> Path:

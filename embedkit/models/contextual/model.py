@@ -88,7 +88,7 @@ class Contextual(nn.Module):
         self.second = _without_pooler(second)
         # One name for one weight: files of weights refuse two.
         self._own_first = None if config.tied or first is None else _without_pooler(first)
-        self._hashed: tuple[object, str] | None = None
+        self._hashed: tuple[object, tuple[str, str]] | None = None
         with torch.random.fork_rng(devices=()):
             # The same in every process.
             torch.manual_seed(0)
@@ -234,15 +234,19 @@ class Contextual(nn.Module):
     def identity(self) -> str:
         """SHA-256 of all that a vector depends on beside its text and context."""
         weights = self.state_dict()
-        # Gigabytes are not hashed anew for every call of encode.
-        version = tuple((each.data_ptr(), each._version) for each in weights.values())
+        # Neither gigabytes nor a vocabulary are hashed anew for every call of encode.
+        version = (
+            *((each.data_ptr(), each._version) for each in weights.values()),
+            (id(self.tokenizer), len(self.tokenizer)),
+        )
         if self._hashed is None or self._hashed[0] != version:
-            self._hashed = version, sha256_of(weights)
+            self._hashed = version, (sha256_of(weights), identity_of(self.tokenizer))
+        hashed_weights, hashed_tokenizer = self._hashed[1]
         settings = {
-            "weights": self._hashed[1],
+            "weights": hashed_weights,
             "config": self.config.model_dump(),
             "encoders": [shape_of(each) for each in (self.first, self.second) if each],
-            "tokenizer": identity_of(self.tokenizer),
+            "tokenizer": hashed_tokenizer,
             "prompts": self.prompts,
             "autocast": str(self.autocast),
             "max_tokens": self.max_tokens,
