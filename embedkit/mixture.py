@@ -9,6 +9,7 @@ from embedkit.data.manifest import Manifest, load_manifest
 from embedkit.data.records import Records, open_manifest
 from embedkit.data.schedule import Schedule, Source, alpha_weights, steps_in
 from embedkit.errors import DataError, UserError
+from embedkit.prompts import SEARCH
 from embedkit.recipe import Recipe
 from embedkit.toml import expand
 
@@ -93,15 +94,20 @@ def stored_prompts(records: Sequence[Records]) -> dict[str, str]:
     """The prompts of training as a model stores them, under sentence-transformers' names.
 
     ``query`` and ``document`` where all sources agree, and ``<source>-query``,
-    ``<source>-document`` where they do not.
+    ``<source>-document`` where they do not. Sources with the prefixes of several uses agree on
+    none, but ``query`` and ``document`` are then those of a search.
     """
     prompts: dict[str, str] = {}
-    for side in ("query", "document"):
+    for side, searched in SEARCH.items():
         by_source = {each.name: str(getattr(each.prompts, side)) for each in records}
-        if len(set(by_source.values())) == 1:
-            prompts[side] = next(iter(by_source.values()))
-        else:
-            prompts |= {f"{name}-{side}": prompt for name, prompt in by_source.items()}
+        said = set(by_source.values())
+        if len(said) == 1:
+            prompts[side] = said.pop()
+            continue
+        prompts |= {f"{name}-{side}": prompt for name, prompt in by_source.items()}
+        # Or a text would be read behind nothing, as none was in training.
+        if searched in said:
+            prompts[side] = searched
     return prompts
 
 

@@ -8,6 +8,8 @@ from embedkit.errors import UserError
 from embedkit.toml import read_toml, shipped
 
 SIDES = ("query", "document")
+SEARCH = {"query": "search_query: ", "document": "search_document: "}
+"""What a model that tells uses of text apart reads in a search (Morris and Rush, 2024)."""
 
 
 def as_prefix(instruction: str) -> str:

@@ -47,7 +47,12 @@ def test_stage_two_goes_on_from_the_model_of_stage_one(
         "cde-stage1", ["nomic/paq", "nomic/reddit_title_body"], tiny_model, tiny_model, tmp_path
     )
     two = take_two_steps("cde-stage2", ["bge/nq", "bge/quora"], one, tiny_model, tmp_path)
-    assert load_contextual(str(two)).config.num_context == 32
+    model = load_contextual(str(two))
+    assert model.config.num_context == 32
+    # A set of each use is among those of stage one.
+    search = {"query": "search_query: ", "document": "search_document: "}
+    assert search.items() <= load_contextual(str(one)).prompts.items()
+    assert search.items() <= model.prompts.items()
 
 
 def take_two_steps(name: str, sets: list[str], model: Path, surrogate: Path, folder: Path) -> Path:

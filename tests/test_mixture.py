@@ -74,6 +74,19 @@ def test_a_prompt_on_which_sources_differ_keeps_their_names() -> None:
     assert stored_prompts(both) == {"a-query": "find: ", "b-query": "", "document": "text: "}
 
 
+def test_of_the_prompts_of_several_uses_those_of_a_search_are_the_models() -> None:
+    search = {"query": "search_query: ", "document": "search_document: "}
+    alike = {side: "clustering: " for side in search}
+    both = [records(8, "a", prompts=alike), records(8, "b", prompts=search)]
+    assert stored_prompts(both) == {
+        "a-query": "clustering: ",
+        "a-document": "clustering: ",
+        "b-query": "search_query: ",
+        "b-document": "search_document: ",
+        **search,
+    }
+
+
 def test_epochs_become_steps_and_a_step_may_take_several_batches() -> None:
     recipe = recipe_over("a", steps=None, epochs=2.0, optim={"lr": 1e-3, "accumulation": 2})
     mixture = open_mixture(recipe, {"a": records(64)})

@@ -7,6 +7,7 @@ from mteb.abstasks.abstask import AbsTask
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 
 from embedkit.evaluation.mteb.selection import leaves
+from embedkit.prompts import SEARCH
 
 
 def resolve_prompts(
@@ -76,7 +77,7 @@ def _by_use(task: AbsTask, stored: Mapping[str, str]) -> dict[str, str]:
     if name == "QuoraRetrieval":  # Its documents are questions, as its queries are.
         document = query
     known = dict(stored)
-    if {"search_query: ", "search_document: "} <= set(stored.values()):
+    if set(SEARCH.values()) <= set(stored.values()):
         known = {use: f"{use}: " for use in (query, document)} | known
     if query not in known or document not in known:
         return {}
