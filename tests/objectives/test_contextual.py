@@ -1,7 +1,7 @@
 """Two-stage gradient caching against one graph over the same chunks, on one rank and on several."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,11 @@ from embedkit.tokens import TokenBatch, chunks_by_budget
 DOCUMENTS = len(share(EVERYTHING[0]).documents)
 KEY = 5
 PRECISE: dict[str, Any] = {"rtol": 1e-11, "atol": 1e-13}
+# Of every query and its positive; seed 1 lets the filter drop some documents and keep others.
+SURROGATE = nn.functional.normalize(
+    torch.randn(len(ROWS), 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)),
+    dim=-1,
+)
 
 
 @dataclass
@@ -43,8 +48,19 @@ def chunked(
     return torch.cat(parts)[torch.cat(chunks).argsort()]
 
 
+def near(query: int, document: int) -> bool:
+    """Whether the surrogate finds the positive of one row as near to a query as its own."""
+    scores = SURROGATE[query, 0] @ SURROGATE[:, 1].T
+    return bool(scores[document] >= scores[query])
+
+
 def in_one_graph(
-    model: Contextual, groups: Sequence[range], budget: int | None, *, scale: float = 1.0
+    model: Contextual,
+    groups: Sequence[range],
+    budget: int | None,
+    *,
+    scale: float = 1.0,
+    filtering: bool = False,
 ) -> Expected:
     """The mean loss where each group of rows is a rank, with its own context and candidates."""
     losses = []
@@ -63,8 +79,10 @@ def in_one_graph(
         documents = [(row, ROWS[row].positive, ROWS[row].label) for row in group]
         documents += [(row, text, 0) for row in group for text in ROWS[row].negatives]
         for place, row in enumerate(group):
+            dropped = [filtering and near(row, other) for other in group]
+            dropped += [False] * (len(documents) - len(group))
             kept = [
-                number == place or counts(ROWS[row], text, label)
+                number == place or (counts(ROWS[row], text, label) and not dropped[number])
                 for number, (_, text, label) in enumerate(documents)
             ]
             candidates = scores[place][torch.tensor(kept)]
@@ -75,11 +93,22 @@ def in_one_graph(
 
 
 def cached(
-    model: Contextual, budget: int | None, *, scale: float = 1.0, key: int | None = None
+    model: Contextual,
+    budget: int | None,
+    *,
+    scale: float = 1.0,
+    key: int | None = None,
+    filtering: bool = False,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    config = Contrastive(temperature=TAU, chunk_tokens=budget, cross_device=False)
+    config = Contrastive(
+        temperature=TAU,
+        chunk_tokens=budget,
+        cross_device=False,
+        false_negatives="absolute" if filtering else "off",
+    )
+    batch = replace(share(EVERYTHING[0]), surrogate=SURROGATE)
     metrics = ContextualObjective(config).backward(
-        model, share(EVERYTHING[0]), key=keyed.key(KEY, 0) if key is None else key, scale=scale
+        model, batch, key=keyed.key(KEY, 0) if key is None else key, scale=scale
     )
     return gradients(model), metrics
 
@@ -130,6 +159,16 @@ def test_caching_is_exact_whatever_the_encoders(kind: str, tied: bool) -> None:
     actual, _ = cached(contextual(**settings), 23)
     torch.testing.assert_close(actual, expected.gradients, **PRECISE)
     assert all(gradient.abs().sum() > 0 for gradient in actual.values())
+
+
+def test_caching_is_exact_with_a_filter_of_false_negatives() -> None:
+    settings: dict[str, Any] = {"dropout": 0.3, "context_dropout": 0.2}
+    expected = in_one_graph(contextual(**settings), EVERYTHING, 17, filtering=True)
+    actual, metrics = cached(contextual(**settings), 17, filtering=True)
+    torch.testing.assert_close(actual, expected.gradients, **PRECISE)
+    assert metrics["loss"].item() == pytest.approx(expected.loss, rel=1e-13)
+    assert 0.1 < metrics["filtered"] < 0.9
+    assert metrics["loss"] < cached(contextual(**settings), 17)[1]["loss"]
 
 
 def test_without_dropout_chunks_do_not_matter() -> None:
@@ -271,6 +310,13 @@ def test_single_precision_is_close_and_bf16_points_the_same_way() -> None:
     half.autocast = torch.bfloat16
     rough, _ = cached(half, 40)
     assert cosine(rough, exact) > 0.99
+
+
+def test_in_single_precision_caching_repeats_the_same_chunks() -> None:
+    settings: dict[str, Any] = {"dropout": 0.3, "context_dropout": 0.2}
+    expected = in_one_graph(contextual(**settings).float(), EVERYTHING, 17).gradients
+    actual, _ = cached(contextual(**settings).float(), 17)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_under_autocast_caching_repeats_the_same_chunks() -> None:
