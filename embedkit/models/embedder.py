@@ -14,15 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from embedkit.hashing import sha256_of
 from embedkit.models.backbones import Backbone, NeoBERTBackbone, shape_of
+from embedkit.models.encoding import embed_texts
+from embedkit.models.pooling import first_by_text, mean_by_text
 from embedkit.tokenization import Tokenize, identity_of
-from embedkit.tokens import TokenBatch, chunks_by_budget
+from embedkit.tokens import TokenBatch
 
 Pooling = Literal["mean", "cls"]
-
-_ENCODE_TOKENS = 16_384
-"""Tokens of one forward when encoding texts."""
-_ENCODE_TEXTS = 8_192
-"""Texts tokenized and sorted by length at a time when encoding."""
 
 
 class Embedder(nn.Module):
@@ -70,26 +67,26 @@ class Embedder(nn.Module):
             tokens.ids.device.type, dtype=self.autocast, enabled=self.autocast is not None
         ):
             hidden = self.backbone(tokens)
-        hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-        return F.normalize(self._pooled(hidden, tokens), dim=-1)
+        pool = first_by_text if self.pooling == "cls" else mean_by_text
+        return F.normalize(pool(hidden, tokens, include_prompt=self.include_prompt), dim=-1)
 
     @torch.inference_mode()
     def encode(
         self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
     ) -> NDArray[np.float32]:
         """Embed texts, each behind ``prompt``, in any number. Shapes: ``(len(texts), D)``."""
-        from rich.progress import track
-
         was_training = self.training
         self.eval()
-        tokenize = Tokenize(self.tokenizer)
-        vectors = np.empty((len(texts), self.backbone.width), dtype=np.float32)
-        starts = range(0, len(texts), _ENCODE_TEXTS)
-        for start in track(starts, "encode", disable=not show_progress, transient=True):
-            tokens = tokenize(texts[start : start + _ENCODE_TEXTS], prompt, self.max_tokens)
-            for rows in chunks_by_budget(tokens.lengths, _ENCODE_TOKENS):
-                chunk = tokens.select(rows).to(self.device)
-                vectors[start + rows.numpy()] = self(chunk).float().cpu().numpy()
+        vectors = embed_texts(
+            texts,
+            prompt,
+            self,
+            Tokenize(self.tokenizer),
+            width=self.backbone.width,
+            max_tokens=self.max_tokens,
+            device=self.device,
+            show_progress=show_progress,
+        )
         self.train(was_training)
         return vectors
 
@@ -120,26 +117,3 @@ class Embedder(nn.Module):
         }
         described = json.dumps(settings, sort_keys=True, default=str)
         return hashlib.sha256(described.encode()).hexdigest()
-
-    def _pooled(self, hidden: Tensor, tokens: TokenBatch) -> Tensor:
-        if self.pooling == "cls":
-            return hidden[self._firsts(tokens).to(hidden.device)]
-        rows = torch.arange(len(tokens)).repeat_interleave(tokens.lengths)
-        if not self.include_prompt:
-            within = torch.arange(tokens.num_tokens) - tokens.offsets[rows]
-            text = (within >= tokens.prompt_lengths[rows]).nonzero().squeeze(1)
-            rows, hidden = rows[text], hidden[text.to(hidden.device)]
-        # A text that its prompt has pushed out altogether has no token left, and a mean of zero.
-        counts = torch.bincount(rows, minlength=len(tokens)).clamp(min=1)
-        sums = hidden.new_zeros(len(tokens), hidden.shape[-1])
-        sums = sums.index_add(0, rows.to(hidden.device), hidden)
-        return sums / counts.to(hidden.device)[:, None]
-
-    def _firsts(self, tokens: TokenBatch) -> Tensor:
-        """Where each sequence's first token stands that is pooled, on the CPU."""
-        starts = tokens.offsets[:-1]
-        if self.include_prompt:
-            return starts
-        # As in sentence-transformers, also for a text that its prompt has pushed out altogether.
-        behind = tokens.lengths > tokens.prompt_lengths
-        return torch.where(behind, starts + tokens.prompt_lengths, starts)

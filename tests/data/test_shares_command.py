@@ -7,6 +7,14 @@ from embedkit_cli.data import app
 from typer.testing import CliRunner
 
 from embedkit.errors import UserError
+from embedkit.toml import shipped
+
+# Of the sets whose manifests state none, as in docs/data.md.
+ASSUMED = {
+    "concurrentqa": 30_478, "gooaq": 2_286_783, "medmcqa": 182_822, "medmcqa_clust": 182_822,
+    "pubmedqa": 2_000, "stackoverflow": 19_847, "sts12": 1_000, "stsbenchmark": 1_000,
+    "triviaqa": 60_025, "yahoo_clust": 1_400_000,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -50,6 +58,16 @@ def test_the_steps_of_a_recipe_in_epochs_follow_from_the_rows(recipe: str) -> No
     path.write_text(path.read_text().replace("steps = 400", "epochs = 2"))
     lines = run("--recipe", recipe, "--rows", "small=100")[1:]
     assert sum(int(line[5]) for line in lines) == 2 * (112 + 25)
+
+
+def test_the_unified_recipe_can_have_batches_of_4096(tmp_path: Path) -> None:
+    recipe = (shipped("recipes") / "unified.toml").read_text()
+    path = tmp_path / "large.toml"
+    path.write_text(recipe.replace("batch_size = 256", "batch_size = 4096"))
+    told = [word for name, rows in ASSUMED.items() for word in ("--rows", f"{name}={rows}")]
+    batches = {line[0]: line[2] for line in run("--recipe", str(path), *told)[1:]}
+    own = dict.fromkeys(("pubmedqa", "sts12", "stsbenchmark"), "256")
+    assert batches == dict.fromkeys(batches, "4096") | own
 
 
 @pytest.mark.parametrize(

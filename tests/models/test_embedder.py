@@ -14,8 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling as TheirP
 from tiny import MINILM, tiny_embedder
 from tokenizers.normalizers import BertNormalizer
 
-from embedkit.models import embedder as module
-from embedkit.models import hub
+from embedkit.models import encoding, hub
 from embedkit.models.embedder import Embedder, Pooling
 from embedkit.recipe import Embedder as Settings
 from embedkit.tokens import TokenBatch
@@ -110,8 +109,8 @@ def test_texts_are_embedded_in_their_order_however_many_go_at_once(
     starter: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = starter.encode(TEXTS)
-    monkeypatch.setattr(module, "_ENCODE_TEXTS", 3)
-    monkeypatch.setattr(module, "_ENCODE_TOKENS", 40)
+    monkeypatch.setattr(encoding, "_TEXTS", 3)
+    monkeypatch.setattr(encoding, "_TOKENS", 40)
     np.testing.assert_allclose(starter.encode(TEXTS), whole, atol=1e-5)
 
 

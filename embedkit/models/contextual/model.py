@@ -21,20 +21,16 @@ from embedkit.errors import UserError
 from embedkit.hashing import sha256_of
 from embedkit.models.backbones import Backbone, NeoBERTBackbone, shape_of
 from embedkit.models.contextual.context import Context, Embeddings
-from embedkit.models.contextual.pooling import mean_by_text
 from embedkit.models.contextual.prefix import check_architecture
 from embedkit.models.contextual.slots import Slots
 from embedkit.models.embedder import Embedder
+from embedkit.models.encoding import embed_texts
+from embedkit.models.pooling import mean_by_text
 from embedkit.recipe import ContextualConfig
 from embedkit.tokenization import Tokenize, identity_of
-from embedkit.tokens import TokenBatch, chunks_by_budget
+from embedkit.tokens import TokenBatch
 
 Kind = Literal["query", "document"]
-
-_ENCODE_TOKENS = 16_384
-"""Tokens of one forward when encoding texts, context included."""
-_ENCODE_TEXTS = 8_192
-"""Texts tokenized and sorted by length at a time when encoding."""
 
 
 class Contextual(nn.Module):
@@ -88,7 +84,7 @@ class Contextual(nn.Module):
         self.second = _without_pooler(second)
         # One name for one weight: files of weights refuse two.
         self._own_first = None if config.tied or first is None else _without_pooler(first)
-        self._hashed: tuple[object, tuple[str, str]] | None = None
+        self._hashed: tuple[object, str] | None = None
         with torch.random.fork_rng(devices=()):
             # The same in every process.
             torch.manual_seed(0)
@@ -234,19 +230,16 @@ class Contextual(nn.Module):
     def identity(self) -> str:
         """SHA-256 of all that a vector depends on beside its text and context."""
         weights = self.state_dict()
-        # Neither gigabytes nor a vocabulary are hashed anew for every call of encode.
-        version = (
-            *((each.data_ptr(), each._version) for each in weights.values()),
-            (id(self.tokenizer), len(self.tokenizer)),
-        )
+        # Gigabytes are not hashed anew for every call of encode.
+        version = tuple((each.data_ptr(), each._version) for each in weights.values())
         if self._hashed is None or self._hashed[0] != version:
-            self._hashed = version, (sha256_of(weights), identity_of(self.tokenizer))
-        hashed_weights, hashed_tokenizer = self._hashed[1]
+            self._hashed = version, sha256_of(weights)
         settings = {
-            "weights": hashed_weights,
+            "weights": self._hashed[1],
             "config": self.config.model_dump(),
             "encoders": [shape_of(each) for each in (self.first, self.second) if each],
-            "tokenizer": hashed_tokenizer,
+            # Anew, since a tokenizer changes without a trace.
+            "tokenizer": identity_of(self.tokenizer),
             "prompts": self.prompts,
             "autocast": str(self.autocast),
             "max_tokens": self.max_tokens,
@@ -267,18 +260,19 @@ class Contextual(nn.Module):
         show_progress: bool,
     ) -> NDArray[np.float32]:
         """``embed`` of all texts, a few tokens at a time; each text costs ``before`` more."""
-        from rich.progress import track
-
         was_training = self.training
         self.eval()
-        tokenize = Tokenize(self.tokenizer)
-        vectors = np.empty((len(texts), self.second.width), dtype=np.float32)
-        starts = range(0, len(texts), _ENCODE_TEXTS)
-        for start in track(starts, "encode", disable=not show_progress, transient=True):
-            tokens = tokenize(texts[start : start + _ENCODE_TEXTS], prompt, self.max_tokens)
-            for rows in chunks_by_budget(tokens.lengths + before, _ENCODE_TOKENS):
-                chunk = tokens.select(rows).to(self.device)
-                vectors[start + rows.numpy()] = embed(chunk).float().cpu().numpy()
+        vectors = embed_texts(
+            texts,
+            prompt,
+            embed,
+            Tokenize(self.tokenizer),
+            width=self.second.width,
+            max_tokens=self.max_tokens,
+            device=self.device,
+            overhead=before,
+            show_progress=show_progress,
+        )
         self.train(was_training)
         return vectors
 

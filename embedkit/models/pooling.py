@@ -19,3 +19,13 @@ def mean_by_text(hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) ->
     sums = hidden.new_zeros(len(tokens), hidden.shape[-1])
     sums = sums.index_add(0, rows.to(hidden.device), hidden)
     return sums / counts.to(hidden.device)[:, None]
+
+
+def first_by_text(hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) -> Tensor:
+    """The state of each text's first token, or of the first behind its prompt; ``(B, D)``."""
+    first = tokens.offsets[:-1]
+    if not include_prompt:
+        # As in sentence-transformers, also for a text that its prompt has pushed out altogether.
+        behind = tokens.lengths > tokens.prompt_lengths
+        first = torch.where(behind, first + tokens.prompt_lengths, first)
+    return hidden[first.to(hidden.device)].to(torch.promote_types(hidden.dtype, torch.float32))
