@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -54,12 +55,21 @@ class Tokenize:
 def identity_of(tokenizer: PreTrainedTokenizerBase) -> str:
     """A hash of all that decides which ids a text gets, and which of them are special."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    rules: dict[str, Any] = (
-        json.loads(backend.to_str())
+    rules = (
+        _digest_of_rules(backend.to_str())
         if backend is not None
         # One in Python shows its words alone.
-        else {"kind": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+        else _digest({"kind": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()})
     )
+    return _digest([rules, sorted(set(tokenizer.all_special_ids))])
+
+
+@lru_cache(maxsize=8)
+def _digest_of_rules(written: str) -> str:
+    """Kept, since sorting a vocabulary takes ten times as long as writing it down."""
     # Every call sets these two anew.
-    parts = [{**rules, "truncation": None, "padding": None}, sorted(set(tokenizer.all_special_ids))]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return _digest({**json.loads(written), "truncation": None, "padding": None})
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
