@@ -80,7 +80,10 @@ def read_published(
     if output_residual is None:
         output_residual = "DatasetTransformer" not in (config.get("architectures") or ())
     if tokenizer is None and not (root / "tokenizer_config.json").is_file():
-        raise UserError(f"{folder}: has no tokenizer; pass tokenizer= bert-base-uncased for v1")
+        raise UserError(
+            f"{folder}: has no tokenizer; copy into it that of bert-base-uncased for v1, of "
+            "ModernBERT-base for v2"
+        )
     own = hub.load_tokenizer(tokenizer or str(folder))
     first = _encoder(_under(weights, f"{_FIRST}embedder."), own, str(folder))
     second = _encoder(_under(weights, f"{_SECOND}backbone."), own, str(folder))

@@ -129,5 +129,5 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
 def test_a_release_without_its_tokenizer_says_what_to_pass(tmp_path: Path) -> None:
     write(tmp_path, "v1")
     (tmp_path / "tokenizer_config.json").unlink()
-    with pytest.raises(UserError, match="has no tokenizer; pass tokenizer="):
+    with pytest.raises(UserError, match="has no tokenizer; copy into it that of"):
         read_published(tmp_path)
