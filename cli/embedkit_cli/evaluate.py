@@ -98,8 +98,12 @@ def eval_mteb(
         raise UserError(f"--dtype {dtype}: must be auto, bf16, fp16 or fp32")
     if output is None and not estimate:
         raise UserError("--output is missing: name the folder that the results go to")
-    if devices is not None and "RANK" not in os.environ:
+    # An estimate is of one device.
+    if devices is not None and not estimate and "RANK" not in os.environ:
         _start_torchrun(devices)
+    is_main = os.environ.get("RANK", "0") == "0"
+    if estimate and not is_main:
+        return
     from embedkit import runs
 
     chosen: list[str | Path] = [*tasks, *more, *task_dir]
@@ -132,7 +136,7 @@ def eval_mteb(
         context_documents=context_documents,
         context_seed=context_seed,
     )
-    if os.environ.get("RANK", "0") == "0":
+    if is_main:
         typer.echo(summary.text(), nl=False)
         if summary.failed:
             raise typer.Exit(1)

@@ -94,3 +94,17 @@ def test_the_command_prints_the_estimate_and_writes_nothing(
     assert result.exit_code == 0, result.output
     assert "tokens/s" in result.output
     assert not output.exists()
+
+
+def test_an_estimate_is_printed_once_however_many_devices_there_are(
+    mirror: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["eval-mteb", "--model", str(tiny_model), "--tasks", "STS12", "--estimate"]
+    words += ["--data-dir", str(mirror)]
+    # It would become torchrun, whose every rank prints.
+    monkeypatch.setattr("os.execv", lambda *_: pytest.fail("started torchrun"))
+    alone = CliRunner().invoke(app, [*words, "--devices", "2"], catch_exceptions=False)
+    assert alone.output.count("tokens/s") == 1
+    monkeypatch.setenv("RANK", "1")
+    other = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert (other.exit_code, other.output) == (0, "")
