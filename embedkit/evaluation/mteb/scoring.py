@@ -260,7 +260,10 @@ def _task_score(
 
 def _reason(error: Exception) -> str:
     first, *_ = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {first}"
+    # What datasets raises where the hub does not answer.
+    out_of_reach = isinstance(error, ConnectionError)
+    remedy = "; --data-dir reads a copy of the hub's data sets" if out_of_reach else ""
+    return f"{type(error).__name__}: {first}{remedy}"
 
 
 def _version(distribution: str) -> str:

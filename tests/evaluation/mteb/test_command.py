@@ -112,4 +112,5 @@ def test_a_failed_task_is_exit_code_1(tmp_path: Path, sound: bool) -> None:
     assert result.exit_code == (0 if sound else 1), result.output
     assert ("1 of 1 tasks" if sound else "0 of 1 tasks") in result.output
     assert sound == ("missing: BIOSSES: " not in result.output)
+    assert sound == ("; --data-dir reads a copy of the hub's data sets" not in result.output)
     assert (tmp_path / "out" / "summary.json").is_file()
