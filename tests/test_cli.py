@@ -1,6 +1,7 @@
 import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,18 @@ def exit_code(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         main()
     assert isinstance(ended.value.code, int)
     return ended.value.code
+
+
+def test_a_warning_is_one_line_without_the_code_that_warns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Put back after the test.
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    assert exit_code(monkeypatch, "show", "starter") == 0
+    place = ("mixture.py", 57)
+    assert warnings.formatwarning("npr: 12 rows", UserWarning, *place) == "warning: npr: 12 rows\n"
+    # Those of libraries say where they come from.
+    assert "mixture.py:57" in warnings.formatwarning("old", DeprecationWarning, *place)
 
 
 def test_a_recipe_is_shown_with_its_defaults_and_reads_back() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,6 +149,7 @@ def batch(
 
 def main() -> None:
     """Run the command; a user's mistake is one line and exit code 2."""
+    _shorten_warnings()
     try:
         app()
     except UserError as error:
@@ -166,6 +168,24 @@ def _told_when_interrupted() -> Iterator[None]:
     except Interrupted as stopped:
         if _is_main():
             typer.echo(f"{stopped}; continue with: {_resume_command()}")
+
+
+def _shorten_warnings() -> None:
+    """What a user is warned of is one line too, without the code that warns."""
+    whole = warnings.formatwarning
+
+    def formatted(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        if category is not UserWarning:
+            return whole(message, category, filename, lineno, line)
+        return f"warning: {' '.join(str(message).split())}\n"
+
+    warnings.formatwarning = formatted
 
 
 def _is_main() -> bool:
