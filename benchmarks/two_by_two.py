@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ class Run:
         return fmean(self.scores.values())
 
 
-def train(condition: str, seed: int, steps: int, model: str, folder: Path) -> Run:
+def train(condition: str, seed: int, steps: int, model: Path, folder: Path) -> Run:
     """Train and evaluate in a process of its own, unless that has been done."""
     overrides = (
         *CONDITIONS[condition],
@@ -118,6 +119,15 @@ def embedkit(command: str, output: Path, *arguments: str) -> None:
         )
 
 
+def short(model: Path, folder: Path) -> Path:
+    """A copy of a backbone that reads as many tokens in the tasks as in training."""
+    copy = folder / "backbone"
+    shutil.copytree(model, copy, dirs_exist_ok=True)
+    limit = load_recipe(str(RECIPE)).data.max_document_tokens
+    (copy / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": limit}))
+    return copy
+
+
 def trained(steps: dict[str, int], seeds: Sequence[int], options: argparse.Namespace) -> list[Run]:
     """The runs of some conditions, each for its steps, with every seed; ``--jobs`` at a time."""
     wanted = [(name, seed, count) for name, count in steps.items() for seed in seeds]
@@ -163,13 +173,14 @@ def table_of(runs: Sequence[Run], conditions: Sequence[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="runs/starter-mlm/model")
+    parser.add_argument("--model", type=Path, default=Path("runs/starter-mlm/model"))
     parser.add_argument("--surrogate", default="starter")
     parser.add_argument("--output", type=Path, default=Path("runs/two_by_two"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=150, help="of two stages")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
+    options.model = short(options.model, options.output)
 
     batches = options.output / "batches"
     if not (batches / "table.json").is_file():

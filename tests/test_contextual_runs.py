@@ -140,7 +140,7 @@ def test_a_killed_run_ends_as_the_unbroken_one(small_recipe: Path, tmp_path: Pat
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("kind", [[], TWO_STAGES])
+@pytest.mark.parametrize("kind", [[], pytest.param(TWO_STAGES, marks=pytest.mark.slow)])
 def test_ranks_with_batches_of_their_own_do_what_one_does_by_accumulating(
     kind: list[str], small_recipe: Path, small_tables: Path, tmp_path: Path
 ) -> None:

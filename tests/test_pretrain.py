@@ -131,7 +131,14 @@ def crash(recipe: str, overrides: tuple[str, ...], output: Path) -> None:
         pretrain(recipe, overrides, output)
 
 
-@pytest.mark.parametrize(("world_size", "shard"), [(1, "false"), (2, "false"), (2, "true")])
+@pytest.mark.parametrize(
+    ("world_size", "shard"),
+    [
+        (1, "false"),
+        pytest.param(2, "false", marks=pytest.mark.slow),
+        pytest.param(2, "true", marks=pytest.mark.slow),
+    ],
+)
 def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(
     world_size: int, shard: str, recipe: str, tmp_path: Path
 ) -> None:

@@ -32,7 +32,7 @@ def crash(recipe: Recipe, output: Path, *, after: int, resume: bool = False) -> 
 
 
 @pytest.mark.parametrize("overrides", [(), (CACHED, ACCUMULATED), (CACHED, *ADAPTED)])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(
     world_size: int, overrides: tuple[str, ...], small_recipe: Path, tmp_path: Path
 ) -> None:
@@ -54,6 +54,7 @@ def check_resume(recipe: str, overrides: tuple[str, ...], folder: Path) -> None:
         assert [line["step"] for line in metrics_of(whole)] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_moments_ends_as_the_unbroken_one(
     small_recipe: Path, tmp_path: Path
 ) -> None:

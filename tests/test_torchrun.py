@@ -42,7 +42,7 @@ def check_equal(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
 
 
 @pytest.mark.parametrize("overrides", [(), ("objective.chunk_tokens=100",)])
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_give_the_losses_of_one(
     world_size: int,
     overrides: tuple[str, ...],

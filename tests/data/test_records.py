@@ -189,6 +189,7 @@ def test_records_pickle_as_their_place_on_disk() -> None:
     assert pickle.loads(pickled)[2400] == records[2400]
 
 
+@pytest.mark.slow
 def test_a_spawned_worker_reads_the_same_rows() -> None:
     records = Records.from_rows(ROWS)
     with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -61,6 +61,7 @@ def digest(folder: Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
+@pytest.mark.slow
 def test_a_held_out_phenotype_is_in_training_neither_by_definition_nor_by_synonym(
     starter: list[Manifest],
 ) -> None:
@@ -77,6 +78,7 @@ def test_a_held_out_phenotype_is_in_training_neither_by_definition_nor_by_synony
         assert positives["hpo_definition"][concept][0] == positives["hpo_synonym"][concept][1]
 
 
+@pytest.mark.slow
 def test_the_icd_categories_of_training_and_tasks_are_disjoint(starter: list[Manifest]) -> None:
     (icd,) = (manifest for manifest in starter if manifest.name == "icd10_inclusion")
     trained = {concept for (concept,) in open_manifest(icd).table.scan(("concept",))}

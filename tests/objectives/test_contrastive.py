@@ -167,7 +167,7 @@ def shares(world_size: int) -> list[range]:
 
 
 @pytest.mark.parametrize("chunk_tokens", [None, 1, 5, 1000])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_gradients_depend_on_neither_ranks_nor_chunks(
     world_size: int, chunk_tokens: int | None
 ) -> None:
@@ -186,7 +186,7 @@ def test_nor_on_how_many_scores_exist_at_a_time(
 
 
 @pytest.mark.parametrize("chunk_tokens", [None, 5])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_without_cross_device_a_rank_scores_its_own_documents(
     world_size: int, chunk_tokens: int | None
 ) -> None:
@@ -195,7 +195,7 @@ def test_without_cross_device_a_rank_scores_its_own_documents(
 
 
 @pytest.mark.parametrize("cross_device", [True, False])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_both_directions_share_their_candidates_too(world_size: int, cross_device: bool) -> None:
     groups = EVERYTHING if cross_device else shares(world_size)
     config = Contrastive(temperature=TAU, symmetric=True, cross_device=cross_device)
@@ -215,7 +215,7 @@ def test_a_source_without_in_batch_negatives_scores_each_querys_own(
 
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("chunk_tokens", [None, 5])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_gradients_of_cut_vectors_depend_on_neither_ranks_nor_chunks(
     world_size: int, chunk_tokens: int | None, symmetric: bool
 ) -> None:

@@ -60,7 +60,7 @@ def whole() -> tuple[float, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("micro_tokens", [1, 7, 16, 1000])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_gradients_depend_on_neither_ranks_nor_micro_batches(
     world_size: int, micro_tokens: int
 ) -> None:

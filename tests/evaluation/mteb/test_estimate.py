@@ -26,6 +26,7 @@ def _short_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimating, "_SECONDS", 0.05)
 
 
+@pytest.mark.slow
 def test_an_estimate_counts_what_is_then_encoded(
     mirror: Path, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ def test_clustering_is_v_measure_of_mini_batch_k_means(
     assert found.score == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_scoring_the_same_tasks_twice_gives_the_same_scores(
     tmp_path: Path, noise_model: SentenceTransformer
 ) -> None:
