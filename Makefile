@@ -6,26 +6,37 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 # Another index for torch, e.g. TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Python compiles a module when it is first imported; most of what is installed never is.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	--constraint constraints.txt
 # The tests' forked ranks and a GPU exclude each other; benchmarks/gpu.sh runs those that need one.
 PYTEST := CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 CI_MARKERS := not gpu and not network and not soak
 
-.PHONY: demo test quick lint clean
+.PHONY: demo test quick lint types all-tests quick-tests clean
 
 demo: $(VENV)/.starter
 	$(BIN)/embedkit finetune --recipe starter --output runs/demo --overwrite
 
+# Types are checked beside the tests: where nothing is cached yet, that takes a core two minutes.
 test: lint
-	$(PYTEST) -m "$(CI_MARKERS)"
+	$(MAKE) --no-print-directory --jobs 2 types all-tests
 
 quick: lint
-	$(PYTEST) -m "$(CI_MARKERS) and not slow"
+	$(MAKE) --no-print-directory --jobs 2 types quick-tests
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
 	$(BIN)/mypy
+
+all-tests: $(VENV)/.dev
+	$(PYTEST) -m "$(CI_MARKERS)"
+
+quick-tests: $(VENV)/.dev
+	$(PYTEST) -m "$(CI_MARKERS) and not slow"
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "embedkit needs Python 3.11 or newer")'
@@ -40,9 +51,9 @@ $(VENV)/.starter: $(VENV)/.torch pyproject.toml
 	$(PIP) --editable '.[starter]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.starter
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(PIP) --editable '.[starter,dev]'
-	@touch $@
+	@touch $(VENV)/.starter $@
 
 clean:
 	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache

@@ -8,6 +8,8 @@ import pytest
 # Nothing in the tests may reach a hub; a test that tries fails at once instead of waiting.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Of the processes that tests start: two threads beside another test's spin more than they compute.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 from bare import make_bare_venv
@@ -22,7 +24,10 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache_for_the_session(tmp_path_factory: pytest.TempPathFactory) -> None:
-    os.environ["EMBEDKIT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    """One for all processes that the tests are shared out to, as all processes of a user have."""
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    os.environ["EMBEDKIT_CACHE"] = str(shared / "cache")
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,8 @@ from embedkit.inspection import texts_of_step
 from embedkit.mixture import build_schedule, open_batches, open_mixture
 from embedkit.recipe import Recipe, load_recipe
 
+pytestmark = pytest.mark.slow
+
 FILTER = "objective.false_negatives=relative"
 
 
@@ -42,7 +44,7 @@ def test_a_step_reads_a_batch_of_the_table(small_recipe: Path, small_tables: Pat
     assert seen
 
 
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [1, 2])
 def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(
     world_size: int, small_recipe: Path, small_tables: Path, tmp_path: Path
 ) -> None:

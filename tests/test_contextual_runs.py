@@ -248,7 +248,7 @@ def test_widths_of_two_stages_are_trained_too(small_recipe: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("own_batches", [False, True])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_context_that_is_shown_is_the_one_that_is_read(
     world_size: int, own_batches: bool, small_recipe: Path, small_tables: Path, tmp_path: Path
 ) -> None:

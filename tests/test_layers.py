@@ -65,6 +65,7 @@ def test_the_package_knows_nothing_of_its_command() -> None:
         assert not [name for name in modules_imported(path) if name.startswith("embedkit_cli")]
 
 
+@pytest.mark.slow
 def test_two_modules_alone_speak_to_other_ranks() -> None:
     users = {
         part_of(path)

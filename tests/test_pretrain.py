@@ -108,7 +108,8 @@ def check_equal(found: Path, expected: Path) -> None:
 
 
 @pytest.mark.parametrize("shard", ["shard=false", "shard=true"])
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.slow
 def test_ranks_give_the_losses_of_one(
     world_size: int, shard: str, recipe: str, alone: Path, tmp_path: Path
 ) -> None:

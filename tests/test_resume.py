@@ -31,7 +31,14 @@ def crash(recipe: Recipe, output: Path, *, after: int, resume: bool = False) -> 
         runs.finetune(recipe, output, resume=resume)
 
 
-@pytest.mark.parametrize("overrides", [(), (CACHED, ACCUMULATED), (CACHED, *ADAPTED)])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        pytest.param((CACHED, ACCUMULATED), marks=pytest.mark.slow),
+        pytest.param((CACHED, *ADAPTED), marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(
     world_size: int, overrides: tuple[str, ...], small_recipe: Path, tmp_path: Path
@@ -79,6 +86,7 @@ def is_run(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "state.json"])
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over_with_a_remark(
     file: str, small_recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,6 +152,7 @@ def test_a_run_at_a_constant_rate_may_grow(small_recipe: Path, tmp_path: Path) -
     assert metrics_of(tmp_path / "grown") == metrics_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_another_world_size_is_refused_unless_allowed(small_recipe: Path, tmp_path: Path) -> None:
     crash(load_recipe(str(small_recipe)), tmp_path / "run", after=5)
     run_on_ranks(2, check_world_size, small_recipe, tmp_path)
@@ -161,6 +170,7 @@ def check_world_size(recipe: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("whole_group", [False, True])
+@pytest.mark.slow
 def test_a_signal_ends_a_run_with_a_checkpoint_and_how_to_go_on(
     kind: signal.Signals, whole_group: bool, small_recipe: Path, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def train(model: Stack, optimizer: torch.optim.Optimizer, steps: range) -> list[
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.slow
 def test_sharded_steps_are_the_steps_of_one_process(world_size: int, tmp_path: Path) -> None:
     model, optimizer = built(shard=False)
     norms = train(model, optimizer, range(STEPS))

@@ -41,7 +41,9 @@ def check_equal(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
 
 
-@pytest.mark.parametrize("overrides", [(), ("objective.chunk_tokens=100",)])
+@pytest.mark.parametrize(
+    "overrides", [(), pytest.param(("objective.chunk_tokens=100",), marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_give_the_losses_of_one(
     world_size: int,
@@ -58,6 +60,7 @@ def finetune(recipe: Path, overrides: tuple[str, ...], output: Path) -> None:
     runs.finetune(load_recipe(str(recipe), overrides), output)
 
 
+@pytest.mark.slow
 def test_every_step_reads_one_source_on_all_ranks(recipe: Path, tmp_path: Path) -> None:
     run_on_ranks(2, check_sources, recipe, tmp_path / "run")
 

@@ -22,6 +22,8 @@ from embedkit.clustering.batch_table import write_order
 from embedkit.clustering.comparison import compare
 from embedkit.recipe import load_recipe
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> str:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,15 @@ from embedkit.data.texts import Texts
 from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.recipe import load_recipe
 
+pytestmark = pytest.mark.slow
+
 TEXT = ["text_hpo", "text_icd10", "text_sympy", "text_boltons"]
 STARTER = [mix.manifest for mix in load_recipe("starter").data.mix]
 
 
 @pytest.fixture(scope="module")
-def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Manifest]]:
-    """The manifests of the starter, over a cache that the tests of this file share."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EMBEDKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield [load_manifest(name) for name in STARTER]
+def starter() -> list[Manifest]:
+    return [load_manifest(name) for name in STARTER]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +59,6 @@ def digest(folder: Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-@pytest.mark.slow
 def test_a_held_out_phenotype_is_in_training_neither_by_definition_nor_by_synonym(
     starter: list[Manifest],
 ) -> None:
@@ -78,7 +75,6 @@ def test_a_held_out_phenotype_is_in_training_neither_by_definition_nor_by_synony
         assert positives["hpo_definition"][concept][0] == positives["hpo_synonym"][concept][1]
 
 
-@pytest.mark.slow
 def test_the_icd_categories_of_training_and_tasks_are_disjoint(starter: list[Manifest]) -> None:
     (icd,) = (manifest for manifest in starter if manifest.name == "icd10_inclusion")
     trained = {concept for (concept,) in open_manifest(icd).table.scan(("concept",))}
@@ -87,7 +83,6 @@ def test_the_icd_categories_of_training_and_tasks_are_disjoint(starter: list[Man
     assert min(len(trained), len(held_out)) > 50
 
 
-@pytest.mark.slow
 def test_no_evaluation_text_of_four_words_is_in_training(
     starter: list[Manifest], tasks: list[Path]
 ) -> None:
@@ -100,7 +95,6 @@ def test_no_evaluation_text_of_four_words_is_in_training(
     assert [text for text in sorted(evaluated) if text in everything] == []
 
 
-@pytest.mark.slow
 def test_no_evaluation_text_of_four_words_is_in_pretraining_text(tasks: list[Path]) -> None:
     manifests = [load_text_manifest(name) for name in TEXT]
     everything = "\n".join(
@@ -116,7 +110,7 @@ def test_no_evaluation_text_of_four_words_is_in_pretraining_text(tasks: list[Pat
 
 @pytest.mark.parametrize(
     "pairs",
-    ["hpo_synonym", "icd10_inclusion", pytest.param("code_sympy", marks=pytest.mark.slow)],
+    ["hpo_synonym", "icd10_inclusion", "code_sympy"],
 )
 def test_pretraining_text_holds_out_the_concepts_of_the_pairs(
     starter: list[Manifest], pairs: str
@@ -135,14 +129,12 @@ def test_pretraining_text_holds_out_the_concepts_of_the_pairs(
     assert all(sides[concept] for concept in held_out)
 
 
-@pytest.mark.slow
 def test_the_starter_has_four_sources_of_unlike_size(starter: list[Manifest]) -> None:
     sizes = [len(open_manifest(manifest)) for manifest in starter]
     assert len(sizes) >= 4
     assert max(sizes) >= 10 * min(sizes)
 
 
-@pytest.mark.slow
 def test_the_starters_tasks_are_whole_and_the_same_every_time(
     starter: list[Manifest], tasks: list[Path], tmp_path: Path
 ) -> None:
@@ -155,7 +147,6 @@ def test_the_starters_tasks_are_whole_and_the_same_every_time(
         assert 500 <= len(corpus.read_text().splitlines()) <= 2000
 
 
-@pytest.mark.slow
 def test_data_check_passes_every_shipped_package(starter: list[Manifest]) -> None:
     names = [name for name in shipped_manifests() if load_manifest(name).source.kind == "package"]
     assert set(STARTER) <= set(names)
@@ -188,7 +179,6 @@ def test_data_show_prints_source_rows_and_lengths(starter: list[Manifest]) -> No
     assert "2000 rows" in result.output
 
 
-@pytest.mark.slow
 def test_data_tasks_writes_the_tasks_of_a_recipe(starter: list[Manifest], tmp_path: Path) -> None:
     output = tmp_path / "tasks"
     result = CliRunner().invoke(

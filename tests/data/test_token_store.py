@@ -153,6 +153,7 @@ def tokenize(texts: Texts) -> None:
 
 
 @pytest.mark.usefixtures("_small_blocks")
+@pytest.mark.slow
 def test_a_killed_run_goes_on_after_the_last_whole_block(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ LATER = [
 
 
 @pytest.mark.parametrize(("where", "number", "after"), [*WRITES, *LATER])
+@pytest.mark.slow
 def test_a_killed_process_is_continued_to_the_same_bytes(
     where: tuple[Any, str],
     number: int,

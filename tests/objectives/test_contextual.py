@@ -193,7 +193,8 @@ def check(expected: Expected, budget: int | None) -> None:
 
 
 @pytest.mark.parametrize("budget", [None, 19])
-@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.slow
 def test_ranks_average_what_each_finds_in_its_own_context(
     world_size: int, budget: int | None
 ) -> None:

@@ -177,6 +177,7 @@ def test_gradients_depend_on_neither_ranks_nor_chunks(
 
 @pytest.mark.parametrize("scores", [1, 30, 60])
 @pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.slow
 def test_nor_on_how_many_scores_exist_at_a_time(
     world_size: int, scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +187,8 @@ def test_nor_on_how_many_scores_exist_at_a_time(
 
 
 @pytest.mark.parametrize("chunk_tokens", [None, 5])
-@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.slow
 def test_without_cross_device_a_rank_scores_its_own_documents(
     world_size: int, chunk_tokens: int | None
 ) -> None:
@@ -195,7 +197,8 @@ def test_without_cross_device_a_rank_scores_its_own_documents(
 
 
 @pytest.mark.parametrize("cross_device", [True, False])
-@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.slow
 def test_both_directions_share_their_candidates_too(world_size: int, cross_device: bool) -> None:
     groups = EVERYTHING if cross_device else shares(world_size)
     config = Contrastive(temperature=TAU, symmetric=True, cross_device=cross_device)
@@ -206,6 +209,7 @@ def test_both_directions_share_their_candidates_too(world_size: int, cross_devic
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("cross_device", [True, False])
 @pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.slow
 def test_a_source_without_in_batch_negatives_scores_each_querys_own(
     world_size: int, cross_device: bool, symmetric: bool
 ) -> None:
@@ -215,7 +219,8 @@ def test_a_source_without_in_batch_negatives_scores_each_querys_own(
 
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("chunk_tokens", [None, 5])
-@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.slow
 def test_gradients_of_cut_vectors_depend_on_neither_ranks_nor_chunks(
     world_size: int, chunk_tokens: int | None, symmetric: bool
 ) -> None:

@@ -116,7 +116,7 @@ def check(config: Contrastive, expected: Expected) -> None:
 
 @pytest.mark.parametrize(("kind", "margin"), FILTERS)
 @pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_filter_is_that_of_the_loops(
     world_size: int, symmetric: bool, kind: str, margin: float
 ) -> None:
@@ -125,6 +125,7 @@ def test_the_filter_is_that_of_the_loops(
 
 
 @pytest.mark.parametrize(("kind", "margin"), FILTERS)
+@pytest.mark.slow
 def test_a_rank_that_shares_no_documents_filters_its_own(kind: str, margin: float) -> None:
     config = filtering(kind, margin, cross_device=False)
     expected = by_loops([part(rank, 2) for rank in range(2)], config)

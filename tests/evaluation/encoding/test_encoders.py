@@ -151,6 +151,7 @@ def test_a_text_counts_for_no_more_than_the_model_reads() -> None:
     assert estimated_tokens(["", "x" * 400, "y" * 40], 64).tolist() == [2, 64, 12]
 
 
+@pytest.mark.slow
 def test_two_ranks_score_as_one(tmp_path: Path, tiny_model: Path) -> None:
     for type_ in ("retrieval", "sts"):
         write_task(tmp_path / "tasks" / type_, type_)

@@ -244,7 +244,8 @@ def test_the_prompt_is_that_of_the_use(name: str, expected: Mapping[str, str]) -
     assert resolve_prompts(task, USES, given) == told
 
 
-@pytest.mark.parametrize("documents", [None, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("documents", [None, 0])
+@pytest.mark.slow
 def test_two_ranks_score_contextual_vectors_as_one(documents: int | None, tmp_path: Path) -> None:
     tasks = folder_tasks(tmp_path / "tasks", "retrieval", "sts")
     alone = score(tiny_contextual(), tasks, tmp_path / "alone", num_documents=documents)

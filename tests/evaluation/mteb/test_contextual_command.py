@@ -35,6 +35,7 @@ def eval_mteb(folder: Path, model: str | Path, output: Path, *words: str) -> Sum
     return Summary.read(output / "summary.json")
 
 
+@pytest.mark.slow
 def test_documents_and_seed_of_the_contexts_can_be_chosen(folder: Path, tmp_path: Path) -> None:
     words = ("--context-documents", "3", "--context-seed", "5")
     summary = eval_mteb(folder, folder / "model", tmp_path, *words)

@@ -102,6 +102,7 @@ def test_summarization_is_the_mean_correlation_over_texts(
     assert found.score == pytest.approx(np.mean(correlations))
 
 
+@pytest.mark.slow
 def test_classification_is_accuracy(tmp_path: Path, minilm_model: SentenceTransformer) -> None:
     # Two labels that are words: mteb by itself fails on them.
     folder = write_task(tmp_path / "mine", "classification")

@@ -124,6 +124,7 @@ def test_a_sample_of_positions_is_a_function_of_seed_and_document(
     assert not set(losses("other", 1)) & set(first)
 
 
+@pytest.mark.slow
 def test_samples_of_positions_are_right_on_average_and_err_as_they_say(
     model: Path, tmp_path: Path
 ) -> None:
@@ -240,6 +241,7 @@ def write_manifest(data: Path, held_out: str = "") -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_of_a_manifest_what_is_held_out_is_read(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "texts.jsonl"
     data.write_text("".join(json.dumps({"text": f"{n} {LONG}"}) + "\n" for n in range(40)))

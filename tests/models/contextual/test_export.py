@@ -78,6 +78,7 @@ def both_kinds(model: Contextual, documents: list[str] | None) -> NDArray[np.flo
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.slow
 def test_an_export_gives_sentence_transformers_the_same_vectors(name: str, tmp_path: Path) -> None:
     ours = made(name)
     write_contextual(ours, tmp_path / "model", card="# mine\n")
@@ -97,6 +98,7 @@ def test_an_export_gives_sentence_transformers_the_same_vectors(name: str, tmp_p
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.slow
 def test_an_export_is_loaded_again_as_it_was(name: str, tmp_path: Path) -> None:
     ours = made(name)
     write_contextual(ours, tmp_path / "model")
@@ -108,6 +110,7 @@ def test_an_export_is_loaded_again_as_it_was(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["neobert-heads", "neobert-tied", "modernbert"])
+@pytest.mark.slow
 def test_a_frozen_context_needs_nothing_passed(name: str, tmp_path: Path) -> None:
     ours = made(name)
     context = ours.build_context(CORPUS, seed=4)

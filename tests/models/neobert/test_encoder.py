@@ -219,6 +219,7 @@ def test_autocast_keeps_the_residual_stream_wide() -> None:
     torch.testing.assert_close(states, model.encode_tokens(batch()), atol=0.1, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_a_block_compiles_as_one_graph() -> None:
     plain, compiled = (small_encoder(num_hidden_layers=1) for _ in range(2))
     for block in compiled.transformer_encoder:

@@ -70,6 +70,7 @@ def largest_difference(ours: Tensor, theirs: Tensor) -> float:
 
 @torch.no_grad()
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.slow
 def test_unpadded_sequences_have_the_states_of_the_equations(attention: str) -> None:
     tokens = TokenBatch.from_lists([ids_of(length) for length in LENGTHS])
     states = model(attention).model.encode_tokens(tokens)
