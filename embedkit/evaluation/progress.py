@@ -26,7 +26,7 @@ def progress_bar(console: Console | None, total: int) -> Progress:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Silence mteb's remarks and the bars of its data sets while it runs."""
+    """Silence remarks of mteb and scikit-learn, and the bars of data sets, while mteb runs."""
     logger, shown = logging.getLogger("mteb"), datasets.is_progress_bar_enabled()
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -34,6 +34,8 @@ def quiet_libraries() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="mteb")
+            # Of precision where a label is never guessed, which is no main score.
+            warnings.filterwarnings("ignore", module=r"sklearn\.metrics")
             yield
     finally:
         logger.setLevel(level)
