@@ -6,7 +6,7 @@ from typing import Annotated, cast
 
 import typer
 
-from embedkit.errors import UserError
+from embedkit_cli.dtype import Precision, check_dtype
 
 RecipeName = Annotated[
     str, typer.Option("--recipe", help="A name under recipes/, without .toml, or a path.")
@@ -34,9 +34,6 @@ ShortBatch = Annotated[
 ]
 Backend = Annotated[str, typer.Option("--backend", help="Of the arithmetic: torch or faiss.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of every draw.")]
-Precision = Annotated[
-    str, typer.Option("--dtype", help="auto, bf16, fp16 or fp32; auto: bf16 where it is native.")
-]
 
 
 def cluster(
@@ -55,8 +52,7 @@ def cluster(
 
     Under torchrun, on every rank it starts. Run again after an interruption, it continues.
     """
-    if dtype not in ("auto", "bf16", "fp16", "fp32"):
-        raise UserError(f"--dtype {dtype}: must be auto, bf16, fp16 or fp32")
+    check_dtype(dtype)
     from embedkit import runs
     from embedkit.clustering.making import Options
     from embedkit.recipe import load_recipe

@@ -3,11 +3,12 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from embedkit.errors import UserError
+from embedkit_cli.dtype import Precision, check_dtype
 
 Model = Annotated[
     str,
@@ -28,9 +29,6 @@ TaskDirs = Annotated[
 ]
 RecipeName = Annotated[
     str | None, typer.Option("--recipe", help="The tasks of this recipe's evaluation.")
-]
-Precision = Annotated[
-    str, typer.Option("--dtype", help="auto, bf16, fp16 or fp32; auto: bf16 where it is native.")
 ]
 Instructions = Annotated[
     bool, typer.Option(help="Use the NeoBERT paper's instruction of each task that has one.")
@@ -94,8 +92,7 @@ def eval_mteb(
             f"{' '.join(more)}: an argument without its option; quote names with spaces"
         )
     _check_choice(benchmark, tasks, task_dir, recipe)
-    if dtype not in ("auto", "bf16", "fp16", "fp32"):
-        raise UserError(f"--dtype {dtype}: must be auto, bf16, fp16 or fp32")
+    check_dtype(dtype)
     if output is None and not estimate:
         raise UserError("--output is missing: name the folder that the results go to")
     # An estimate is of one device.
@@ -106,35 +103,22 @@ def eval_mteb(
         return
     from embedkit import runs
 
+    settings: dict[str, Any] = {
+        "benchmark": benchmark,
+        "recipe": recipe,
+        "dtype": dtype,
+        "instructions": instructions,
+        "data_dir": data_dir,
+        "context_documents": context_documents,
+        "context_seed": context_seed,
+    }
     chosen: list[str | Path] = [*tasks, *more, *task_dir]
-    if estimate:
-        found = runs.estimate(
-            model,
-            chosen,
-            benchmark=benchmark,
-            recipe=recipe,
-            dtype=dtype,
-            instructions=instructions,
-            data_dir=data_dir,
-            context_documents=context_documents,
-            context_seed=context_seed,
-        )
-        typer.echo(found.text(), nl=False)
+    if output is None or estimate:
+        typer.echo(runs.estimate(model, chosen, **settings).text(), nl=False)
         return
-    assert output is not None
+    keep = cache_size if cache else None
     summary = runs.evaluate(
-        model,
-        chosen,
-        output,
-        benchmark=benchmark,
-        recipe=recipe,
-        dtype=dtype,
-        instructions=instructions,
-        data_dir=data_dir,
-        truncate_dim=truncate_dim,
-        cache_size=cache_size if cache else None,
-        context_documents=context_documents,
-        context_seed=context_seed,
+        model, chosen, output, truncate_dim=truncate_dim, cache_size=keep, **settings
     )
     if is_main:
         typer.echo(summary.text(), nl=False)

@@ -5,7 +5,7 @@ from typing import Annotated, cast
 
 import typer
 
-from embedkit.errors import UserError
+from embedkit_cli.dtype import Precision, check_dtype
 
 Source = Annotated[
     str, typer.Option("--source", help="A manifest: a name under data_manifests/, or a path.")
@@ -43,9 +43,6 @@ Probes = Annotated[
     typer.Option("--probes", help="Lists that faiss-ivf looks into. Default: a sixteenth, 8 up."),
 ]
 Store = Annotated[str, typer.Option("--store", help="Of the vectors on disk: fp16 or fp32.")]
-Precision = Annotated[
-    str, typer.Option("--dtype", help="auto, bf16, fp16 or fp32; auto: bf16 where it is native.")
-]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Start anew, and replace what was mined before.")
 ]
@@ -73,8 +70,7 @@ def mine(
 
     Run again after an interruption, it continues; --output is written whole or not at all.
     """
-    if dtype not in ("auto", "bf16", "fp16", "fp32"):
-        raise UserError(f"--dtype {dtype}: must be auto, bf16, fp16 or fp32")
+    check_dtype(dtype)
     from embedkit.mining import mining
     from embedkit.mining.settings import MiningOptions
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from embedkit.errors import UserError
+from embedkit_cli.dtype import Precision, check_dtype
 
 Models = Annotated[
     list[str],
@@ -26,9 +27,6 @@ Documents = Annotated[int, typer.Option("--documents", help="Of each length, at 
 Positions = Annotated[
     str, typer.Option("--positions", metavar="N|all", help="Masked in turn in each document.")
 ]
-Precision = Annotated[
-    str, typer.Option("--dtype", help="auto, bf16, fp16 or fp32; auto: bf16 where it is native.")
-]
 Seed = Annotated[int, typer.Option("--seed", help="Of the draw of positions.")]
 
 
@@ -45,8 +43,7 @@ def eval_perplexity(
     """Measure pseudo-perplexity against length; a second run scores only what is missing."""
     numbers = [_number("--lengths", each) for each in lengths.split(",")]
     masked = None if positions == "all" else _number("--positions", positions)
-    if dtype not in ("auto", "bf16", "fp16", "fp32"):
-        raise UserError(f"--dtype {dtype}: must be auto, bf16, fp16 or fp32")
+    check_dtype(dtype)
     from embedkit.evaluation.perplexity.scoring import Plan, evaluate_perplexity
 
     plan = Plan(tuple(dict.fromkeys(numbers)), documents, masked, seed)

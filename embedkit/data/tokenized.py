@@ -156,5 +156,8 @@ def _key(texts: Texts, opened: Opened, tokenizer: PreTrainedTokenizerBase) -> st
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of all that decides which ids a text gets, and which of them are special."""
+    """A hash of all that decides which ids a text gets, and which of them are special.
+
+    Truncation too: a store has a text as the tokenizer itself would cut it.
+    """
     return sha256([backend_of(tokenizer).to_str(), sorted(set(tokenizer.all_special_ids))])
