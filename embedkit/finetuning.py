@@ -31,6 +31,7 @@ from embedkit.models.embedder import Embedder
 from embedkit.models.export import write_model
 from embedkit.objectives.contextual import ContextualObjective
 from embedkit.objectives.contrastive import ContrastiveObjective
+from embedkit.prompts import benchmark_prompts
 from embedkit.recipe import Recipe
 from embedkit.run_folder import RunFolder
 
@@ -95,6 +96,8 @@ def prepare(
     recipe = resolve_steps(recipe, mixture)
     schedule = build_schedule(mixture, recipe)
     model.prompts |= stored_prompts(mixture.records)
+    if recipe.embedder.benchmark_prompts:
+        model.prompts |= benchmark_prompts()
     starting_model.check_lengths(recipe, _limits(mixture), model)
     facts = _facts(recipe, mixture, model)
     # Behind the facts, in which a model is the backbone that it starts from.

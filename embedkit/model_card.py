@@ -6,6 +6,7 @@ from embedkit.evaluation.summary import Summary, as_text, comparison
 from embedkit.mixture import Mixture
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
+from embedkit.prompts import benchmark_prompts
 from embedkit.recipe import Recipe
 
 _WIDTHS = """\
@@ -111,11 +112,20 @@ def model_card(
         vectors=vectors,
         max_tokens=model.max_tokens,
         widths=widths,
-        prompts=", ".join(f"{k} `{v}`" for k, v in model.prompts.items() if v) or "none",
+        prompts=_prompts(model, recipe),
         data="\n".join(data),
         recipe=json.dumps(recipe.model_dump(mode="json", exclude_none=True), indent=2),
         scores=scores,
     )
+
+
+def _prompts(model: Embedder | Contextual, recipe: Recipe) -> str:
+    """What a text may stand behind; a benchmark's many prompts go by its name."""
+    benchmark = benchmark_prompts() if recipe.embedder.benchmark_prompts else {}
+    told = [f"{k} `{v}`" for k, v in model.prompts.items() if v and benchmark.get(k) != v]
+    if benchmark:
+        told.append("one for each task of MTEB(eng, v1), which mteb gives by itself")
+    return ", ".join(told) or "none"
 
 
 def _of_one_stage(model: Embedder) -> tuple[int, str, str]:

@@ -45,6 +45,12 @@ def instruction_prompts(names: Iterable[str], registry: Path | None = None) -> d
     return prompts
 
 
+def benchmark_prompts() -> dict[str, str]:
+    """The prefixes of all tasks of MTEB(eng, v1), as a model stores them for mteb to give."""
+    tasks = read_toml(shipped("data_manifests") / "mteb_eng_v1.toml")["tasks"]
+    return instruction_prompts(tasks)
+
+
 def _check(path: Path, key: str, entry: object) -> None:
     if isinstance(entry, str):
         return

@@ -1,10 +1,15 @@
 from pathlib import Path
 
 import pytest
+from mteb.models import SentenceTransformerEncoderWrapper
+from mteb.types import PromptType
+from sentence_transformers import SentenceTransformer
 
+from embedkit import runs
 from embedkit.errors import UserError
 from embedkit.evaluation.mteb.selection import leaves, select_tasks
-from embedkit.prompts import as_prefix, instruction_prompts
+from embedkit.prompts import as_prefix, benchmark_prompts, instruction_prompts
+from embedkit.recipe import load_recipe
 from embedkit.toml import read_toml
 
 
@@ -20,6 +25,27 @@ def test_the_prompt_of_every_task_of_the_benchmark_is_the_paper_s() -> None:
     assert len(names) == 67
     assert sorted(names) == sorted(expected)
     assert instruction_prompts(names) == expected
+    assert benchmark_prompts() == expected
+
+
+def test_mteb_gives_an_export_the_paper_s_prompts_by_itself(
+    small_recipe: Path, tmp_path: Path
+) -> None:
+    settings = ["embedder.benchmark_prompts=true", "steps=1", "optim.warmup_steps=0"]
+    runs.finetune(load_recipe(str(small_recipe), settings), tmp_path / "run")
+    exported = tmp_path / "run" / "model"
+    theirs = SentenceTransformerEncoderWrapper(SentenceTransformer(str(exported), device="cpu"))
+    assert theirs.model_prompts is not None
+    expected = read_toml(Path(__file__).with_name("paper_prompts.toml"))
+    for part in (part for task in select_tasks("MTEB(eng, v1)") for part in leaves(task)):
+        for side in (None, PromptType.query, PromptType.document):
+            name = theirs.get_prompt_name(part.metadata, side)
+            assert name is not None
+            assert theirs.model_prompts[name] == expected[part.metadata.name]
+    # What training said is there as well; the card names the benchmark instead of its tasks.
+    assert theirs.model_prompts["query"] == "query: "
+    card = (exported / "README.md").read_text()
+    assert "Prompts: query `query: `, one for each task of MTEB(eng, v1)" in card
 
 
 def test_a_task_that_is_not_listed_has_none() -> None:

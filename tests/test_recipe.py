@@ -172,6 +172,7 @@ def test_a_contextual_recipe_has_the_values_of_its_paper(file: str) -> None:
         (["context="], r'kind = "contextual" needs a \[context\] table: num_context = 512'),
         (["lora={}"], r'lora: objective\.kind = "contextual" trains all weights of two encoders'),
         (["embedder.pooling=cls"], r'embedder\.pooling = "cls": a two-stage model takes the mean'),
+        (["embedder.benchmark_prompts=true"], r"benchmark_prompts: .* is told uses of text"),
         (
             ["embedder.include_prompt=false"],
             r"embedder\.include_prompt = false, but context\.include_prompt = true: set both alike",

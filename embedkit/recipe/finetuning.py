@@ -27,6 +27,9 @@ class Embedder(Section):
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None = None
     """``None`` takes flash-attn on CUDA under bf16 where it is installed, else transformers' own
     choice. On CPUs ``eager`` is the faster one up to a few hundred tokens."""
+    benchmark_prompts: bool = False
+    """Store the paper's instruction for every task of MTEB(eng, v1) with the model as well, so that
+    mteb gives them wherever the model is scored. For a model that learns to follow instructions."""
 
 
 class Mix(Section):
@@ -173,12 +176,17 @@ class Recipe(Training):
         return self
 
     @model_validator(mode="after")
-    def _pooling_of_two_encoders(self) -> Self:
+    def _an_embedder_of_two_encoders(self) -> Self:
         if self.context is None:
             return self
         if self.embedder.pooling == "cls":
             raise ValueError(
                 'embedder.pooling = "cls": a two-stage model takes the mean; leave it out'
+            )
+        if self.embedder.benchmark_prompts:
+            raise ValueError(
+                "embedder.benchmark_prompts: a two-stage model is told uses of text, not tasks; "
+                "leave it out"
             )
         prompt, own = self.context.include_prompt, self.embedder.include_prompt
         if own is not None and own != prompt:
