@@ -37,6 +37,16 @@ class Tokenize:
         prompt_length = self._prompt_length(prompt)
         return TokenBatch.from_lists(ids, [min(prompt_length, len(each)) for each in ids])
 
+    def lengths(self, texts: Sequence[str], prompt: str) -> list[int]:
+        """How many tokens whole texts have behind a prompt, special ones included."""
+        whole = [prompt + text for text in texts]
+        backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            # On all cores, and without the offsets that transformers asks for.
+            return [len(each) for each in backend.encode_batch_fast(whole)]
+        ids = self._tokenizer(whole, verbose=False)["input_ids"] if whole else []
+        return [len(each) for each in ids]
+
     def _prompt_length(self, prompt: str) -> int:
         """Tokens in front of the text, an opening special token included; 0 without a prompt.
 

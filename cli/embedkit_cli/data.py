@@ -10,10 +10,13 @@ from embedkit.errors import UserError
 from embedkit_cli.shares import shares
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
     from transformers import PreTrainedTokenizerBase
 
+    from embedkit.data.lengths import Lengths
     from embedkit.data.manifest import Manifest
     from embedkit.data.text_manifest import TextManifest
+    from embedkit.mixture import Mixture
     from embedkit.recipe import Recipe
 
 app = typer.Typer(no_args_is_help=True, help="Sources of training text.")
@@ -52,6 +55,10 @@ MaxDocuments = Annotated[
 Workers = Annotated[
     int, typer.Option("--workers", min=1, help="Sources of pairs that are opened at a time.")
 ]
+Sample = Annotated[
+    int | None,
+    typer.Option("--sample", min=1, help="Tokenize so many rows of each source of pairs, not all."),
+]
 Upgrade = Annotated[
     bool, typer.Option("--upgrade", help="Also ask for the newest of what is pinned already.")
 ]
@@ -84,9 +91,9 @@ def show(name: ManifestName, model: Model = "starter") -> None:
     tokenizer = load_tokenizer(model)
 
     if isinstance(manifest, Manifest):
-        tables = data_tables.of_pairs(manifest, partial(_counted_tokens, tokenizer), model)
+        tables = data_tables.of_pairs(manifest, tokenizer, model)
     else:
-        tables = data_tables.of_text(manifest, partial(_counted_tokens, tokenizer), model)
+        tables = data_tables.of_text(manifest, tokenizer, model)
     console = Console()
     for table in tables:
         console.print(table)
@@ -117,10 +124,11 @@ def prepare(
     tokenizer: Tokenizer = None,
     recipe: TextRecipe = None,
     workers: Workers = 4,
+    sample: Sample = None,
 ) -> None:
-    """Tokenize sources of text for pretraining, or fetch and verify the pairs of a recipe.
+    """Tokenize sources of text for pretraining; fetch, verify and tokenize the pairs of a recipe.
 
-    What is there already is only opened.
+    What is there already is only opened. Of text the token ids are kept, of pairs their lengths.
     """
     from rich.console import Console
 
@@ -135,7 +143,7 @@ def prepare(
     if recipe and not names:
         resolved = load_any_recipe(recipe)
         if isinstance(resolved, Recipe):
-            _prepare_pairs(resolved, tokenizer or resolved.model, workers)
+            _prepare_pairs(resolved, tokenizer or resolved.model, workers, sample)
             return
         tokenizer = tokenizer or resolved.model.tokenizer
         texts = list(texts_of(resolved).values())
@@ -143,6 +151,8 @@ def prepare(
         texts = [Texts.from_manifest(name) for name in names]
     else:
         raise UserError("data prepare takes NAME... and --tokenizer, or --recipe alone")
+    if sample is not None:
+        raise UserError(f"--sample {sample}: text is tokenized whole; leave it out")
     loaded = load_tokenizer(tokenizer)
     vocabulary = Vocabulary.of(loaded)
     prepared = [tokenize(each, loaded) for each in texts]
@@ -178,8 +188,8 @@ def tasks(recipe: RecipeName, output: Output, max_documents: MaxDocuments = None
         typer.echo(folder)
 
 
-def _prepare_pairs(recipe: "Recipe", model: str, workers: int) -> None:
-    """Open every source, which fetches, verifies and caches it, and say what training reads."""
+def _prepare_pairs(recipe: "Recipe", model: str, workers: int, sample: int | None) -> None:
+    """Open every source, which fetches, verifies and caches it, and tell what training reads."""
     import warnings
 
     from rich.console import Console
@@ -200,13 +210,47 @@ def _prepare_pairs(recipe: "Recipe", model: str, workers: int) -> None:
         mixture = open_mixture(recipe)
     resolved = resolve_steps(recipe, mixture)
 
-    count = partial(_counted_tokens, tokenizer)
-    Console().print(data_tables.of_mixture(mixture, resolved, count, model))
+    lengths = _measured(mixture, tokenizer, sample)
+    console = Console()
+    console.print(data_tables.of_shares(mixture, resolved))
+    title = f"tokens by {model}, {f'{sample:,} rows at most' if sample else 'every text'}"
+    console.print(data_tables.of_lengths(mixture, resolved, lengths, title))
 
 
-def _counted_tokens(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> list[int]:
-    ids = tokenizer(texts, truncation=False, padding=False, verbose=False)["input_ids"]
-    return [len(each) for each in ids]
+def _measured(
+    mixture: "Mixture", tokenizer: "PreTrainedTokenizerBase", sample: int | None
+) -> "dict[str, Lengths]":
+    """The lengths of every source's texts, or of a sample of rows, by its name."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from embedkit.data.lengths import all_lengths, sampled_lengths
+
+    if sample is not None:
+        return {each.name: sampled_lengths(each, tokenizer, sample) for each in mixture.records}
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("tokenizing {task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rows"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    found = {}
+    with bar as progress:
+        for number, records in enumerate(mixture.records, start=1):
+            task = progress.add_task(records.name, total=len(records))
+            told = partial(_moved, progress, task)
+            found[records.name] = all_lengths(records, tokenizer, told)
+            progress.remove_task(task)
+            typer.echo(f"{number}/{len(mixture.records)}\t{records.name}\ttokenized", err=True)
+    return found
+
+
+def _moved(progress: "Progress", task: "TaskID", rows: int) -> None:
+    progress.update(task, completed=rows)
 
 
 def _check(name: str, tokenizer: str | None) -> bool:

@@ -1,13 +1,14 @@
 """The tables that ``embedkit data`` prints."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from rich.table import Table
 from rich.text import Text
+from transformers import PreTrainedTokenizerBase
 
 from embedkit.data.documents import Document
-from embedkit.data.lengths import QUANTILES, SAMPLE, quantiles, stored_lengths, token_lengths
+from embedkit.data.lengths import QUANTILES, Lengths, sampled_lengths, stored_lengths
 from embedkit.data.manifest import Manifest
 from embedkit.data.records import Record, Records, open_manifest
 from embedkit.data.text_manifest import TextManifest
@@ -15,39 +16,41 @@ from embedkit.data.texts import Texts
 from embedkit.data.tokenized import Tokenized
 from embedkit.mixture import Mixture
 from embedkit.recipe import Recipe
-
-Tokenize = Callable[[list[str]], Sequence[int]]
-"""Texts to their lengths in tokens."""
+from embedkit.tokenization import Tokenize
 
 _STORED = (0.5, 0.95, 1.0)
 """Of ``QUANTILES``, those that fit beside the sizes in 80 columns."""
 _ROWS = 5
 _MEASURED = 2000
-"""Documents of a stream whose lengths are shown."""
+"""Rows, or documents of a stream, whose lengths are shown of one source."""
 _SHOWN = 300
 """Characters of a text."""
 
 
-def of_pairs(manifest: Manifest, tokenize: Tokenize, model: str) -> Iterable[Table]:
+def of_pairs(manifest: Manifest, tokenizer: PreTrainedTokenizerBase, model: str) -> Iterable[Table]:
     """What a source of pairs is, its first rows and how long its texts are."""
     records = open_manifest(manifest)
     yield _pair_facts(manifest, records)
     yield _rows(records.take(range(min(_ROWS, len(records)))))
-    lengths = token_lengths(records, tokenize)
+    lengths = sampled_lengths(records, tokenizer, _MEASURED)
     rows = [(role, *map(str, values)) for role, values in lengths.quantiles.items()]
     title = f"token lengths by {model}, {lengths.rows} rows"
     yield _table(["tokens", *_quantile_heads()], rows, title=title)
 
 
-def of_text(manifest: TextManifest, tokenize: Tokenize, model: str) -> Iterable[Table]:
+def of_text(
+    manifest: TextManifest, tokenizer: PreTrainedTokenizerBase, model: str
+) -> Iterable[Table]:
     """What a source of text is, its first documents and how long they are."""
     documents = list(islice(Texts.from_manifest(manifest).documents(), _MEASURED))
     yield _text_facts(manifest)
     yield _documents(documents[:_ROWS])
     if documents:
-        lengths = quantiles(tokenize([document.text for document in documents]))
+        lengths = Lengths()
+        lengths.add("text", Tokenize(tokenizer).lengths([each.text for each in documents], ""))
         title = f"token lengths by {model}, the first {len(documents)} documents"
-        yield _table(_quantile_heads(), [[str(each) for each in lengths]], title=title)
+        row = [str(each) for each in lengths.quantiles["text"]]
+        yield _table(_quantile_heads(), [row], title=title)
 
 
 def of_token_ids(sources: Sequence[Tokenized], framing: int, model: str) -> Table:
@@ -62,40 +65,43 @@ def of_token_ids(sources: Sequence[Tokenized], framing: int, model: str) -> Tabl
     return _table(heads, rows, title=f"token ids by {model}, and lengths of documents")
 
 
-def of_mixture(mixture: Mixture, recipe: Recipe, tokenize: Tokenize, model: str) -> Table:
-    """What a fine-tuning recipe reads: how much, how often, and how long it is.
-
-    ``recipe`` has its steps resolved.
-    """
+def of_shares(mixture: Mixture, recipe: Recipe) -> Table:
+    """What a fine-tuning recipe, its steps resolved, reads of each source, and how often."""
     assert recipe.steps is not None
-    data, rows = recipe.data, []
+    rows = []
     for records, source, share in zip(
         mixture.records, mixture.sources, mixture.shares, strict=True
     ):
         batches = share * recipe.steps * recipe.optim.accumulation
-        lengths = token_lengths(records, tokenize)
-        cut = lengths.truncated(
-            records.max_query_tokens or data.max_query_tokens,
-            records.max_document_tokens or data.max_document_tokens,
+        passes = batches * source.batch_size / source.rows
+        license = records.license or "not stated"
+        rows.append((source.name, f"{source.rows:,}", f"{share:.1%}", f"{passes:.2f}", license))
+    heads = ["source", "rows", "steps", "passes", "licence"]
+    return _table(heads, rows, title=f"{recipe.steps:,} steps", lines=False)
+
+
+def of_lengths(
+    mixture: Mixture, recipe: Recipe, lengths: Mapping[str, Lengths], title: str
+) -> Table:
+    """How long the texts of each source are, and how many of them the recipe cuts."""
+    rows = []
+    for records in mixture.records:
+        found = lengths[records.name]
+        cut = found.truncated(
+            records.max_query_tokens or recipe.data.max_query_tokens,
+            records.max_document_tokens or recipe.data.max_document_tokens,
         )
-        found = [dict(zip(QUANTILES, each, strict=True)) for each in lengths.quantiles.values()]
-        rows.append(
-            (
-                source.name,
-                f"{source.rows:,}",
-                records.license or "not stated",
-                f"{share:.1%}",
-                f"{batches * source.batch_size / source.rows:.2f}",
-                *(" ".join(str(each[quantile]) for quantile in _STORED) for each in found[:2]),
-                f"{cut:.1%}",
-            )
-        )
-    heads = ["source", "rows", "licence", "steps", "passes", "query", "positive", "cut"]
-    title = (
-        f"{recipe.steps:,} steps; tokens by {model} of {SAMPLE:,} rows at most: "
-        "median, 95 %, longest"
-    )
-    return _table(heads, rows, title=title)
+        sides = [_stored_of(found, role) for role in ("query", "positive", "negatives")]
+        rows.append((records.name, *sides, f"{cut:.1%}"))
+    heads = ["source", "query", "positive", "negatives", "cut"]
+    return _table(heads, rows, title=f"{title}: median, 95 %, longest", lines=False)
+
+
+def _stored_of(lengths: Lengths, role: str) -> str:
+    if role not in lengths.counts:
+        return ""
+    found = dict(zip(QUANTILES, lengths.quantiles[role], strict=True))
+    return " ".join(str(found[each]) for each in _STORED)
 
 
 def _pair_facts(manifest: Manifest, records: Records) -> Table:
@@ -157,8 +163,10 @@ def _quantile_heads() -> list[str]:
     return ["longest" if each == 1 else f"{each:.0%}" for each in QUANTILES]
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> Table:
-    table = Table(title=title or None, show_header=bool(heads), show_lines=True)
+def _table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", *, lines: bool = True
+) -> Table:
+    table = Table(title=title or None, show_header=bool(heads), show_lines=lines)
     for head in heads or [""] * len(rows[0]):
         table.add_column(head, overflow="fold")
     for row in rows:

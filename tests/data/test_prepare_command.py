@@ -7,7 +7,9 @@ from embedkit_cli.data import prepare
 from hub_fixtures import FIXTURES, write_data_set
 from tiny import MINILM
 
-from embedkit.data.lengths import Lengths
+from embedkit.data.records import open_records
+from embedkit.errors import UserError
+from embedkit.models.hub import load_tokenizer
 from embedkit.recipe import load_recipe
 
 
@@ -21,11 +23,41 @@ def test_a_recipe_s_sources_are_opened_and_listed(
     monkeypatch.setenv("COLUMNS", "200")
     prepare(recipe=str(small_recipe), workers=1)
     printed = capsys.readouterr()
-    assert [line.split("\t")[0] for line in printed.err.splitlines()] == ["1/2", "2/2"]
+    assert [line.split("\t")[0] for line in printed.err.splitlines()] == ["1/2", "2/2"] * 2
+    assert printed.err.endswith("2/2\ttriplets\ttokenized\n")
     rows = [cells(line) for line in printed.out.splitlines() if line.startswith("│")]
-    assert [row[:2] for row in rows] == [["pairs", "60"], ["triplets", "40"]]
+    shares, lengths = rows[:2], rows[2:]
     # 60 ** 0.5 against 40 ** 0.5; a share of 12 steps of 8 rows.
-    assert [row[3:5] for row in rows] == [["55.1%", "0.88"], ["44.9%", "1.08"]]
+    assert [row[:4] for row in shares] == [
+        ["pairs", "60", "55.1%", "0.88"],
+        ["triplets", "40", "44.9%", "1.08"],
+    ]
+    assert [row[0] for row in lengths] == ["pairs", "triplets"]
+    assert "every text: median" in printed.out
+    records = open_records(load_recipe(str(small_recipe)).data.mix[0].manifest)
+    whole = load_tokenizer(load_recipe(str(small_recipe)).model)
+    counts = sorted(
+        len(whole(f"query: {each.query}").input_ids) for each in records.take(range(60))
+    )
+    assert lengths[0][1] == f"{counts[30]} {counts[57]} {counts[-1]}"
+    assert lengths[0][3] == ""
+
+
+def test_a_sample_is_read_where_not_all_is_asked_for(
+    small_recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    prepare(recipe=str(small_recipe), workers=1, sample=1)
+    printed = capsys.readouterr().out
+    assert "1 rows at most: median" in printed
+    rows = [cells(line) for line in printed.splitlines() if line.startswith("│")]
+    # Of one row all quantiles are the same.
+    assert len(set(rows[2][1].split())) == 1
+
+
+def test_text_is_never_sampled() -> None:
+    with pytest.raises(UserError, match="--sample 3: text is tokenized whole"):
+        prepare(names=["text_hpo"], tokenizer=MINILM, sample=3)
 
 
 @pytest.mark.slow
@@ -39,11 +71,7 @@ def test_all_of_table_7_is_prepared_from_folders_that_stand_for_the_hub(
     prepare(recipe="unified", tokenizer=MINILM)
     rows = [cells(line) for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     names = [row[0] for row in rows if row[0]]
-    assert names == [mix.manifest for mix in load_recipe("unified").data.mix]
-    assert sum(float(row[3].rstrip("%")) for row in rows if row[3]) == pytest.approx(100, abs=2)
-
-
-def test_the_truncated_share_is_of_all_texts_by_their_own_limit() -> None:
-    lengths = Lengths(3, {"query": [4, 5, 6], "positive": [9, 9, 9], "negatives": [11, 10]})
-    assert lengths.truncated(5, 10) == pytest.approx(2 / 8)
-    assert lengths.truncated(6, 8) == pytest.approx(5 / 8)
+    expected = [mix.manifest for mix in load_recipe("unified").data.mix]
+    assert names == expected * 2
+    shares = [float(row[2].rstrip("%")) for row in rows[: len(rows) // 2] if row[2]]
+    assert sum(shares) == pytest.approx(100, abs=2)

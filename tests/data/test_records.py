@@ -12,7 +12,6 @@ import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
 from embedkit.data import cache, distinct
-from embedkit.data.lengths import token_lengths
 from embedkit.data.manifest import Manifest, load_manifest
 from embedkit.data.records import Record, Records, open_manifest
 from embedkit.errors import DataError, UserError
@@ -255,16 +254,6 @@ def test_processes_that_open_at_once_build_once(tmp_path: Path) -> None:
         opened = pool.map(open_manifest, [manifest] * 4)
     assert {each.fingerprint for each in opened} == {open_manifest(manifest).fingerprint}
     assert built_folders() == [opened[0].table.path.parent.name]
-
-
-def test_token_lengths_count_prompts_and_leave_out_absent_negatives() -> None:
-    rows = [{"query": "a b", "positive": "a b c d"}, {"query": "a", "positive": "a"}]
-    records = Records.from_rows(rows, prompts={"query": "one two "})
-    lengths = token_lengths(records, lambda texts: [len(text.split()) for text in texts])
-    assert lengths.rows == 2
-    assert (lengths.quantiles["query"][0], lengths.quantiles["query"][-1]) == (4, 4)
-    assert lengths.quantiles["positive"][-1] == 4
-    assert set(lengths.quantiles) == {"query", "positive"}
 
 
 def private_memory() -> int:
