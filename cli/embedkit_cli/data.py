@@ -74,6 +74,8 @@ def list_() -> None:
         manifest = load_any_manifest(name)
         kind = "pairs" if isinstance(manifest, Manifest) else "text"
         rows = f"{manifest.rows:,} rows" if manifest.rows else "rows not stated"
+        if isinstance(manifest, Manifest) and manifest.rows_read:
+            rows = f"made of {manifest.rows_read:,} rows"
         typer.echo(f"{name}\t{kind}\t{rows}\t{manifest.license}")
 
 

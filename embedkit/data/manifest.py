@@ -243,6 +243,8 @@ class Manifest(Description):
     source: Source
     rows: PositiveInt | None = None
     """Expected after filtering, dropping and deduplication, before concepts are held out."""
+    rows_read: PositiveInt | None = None
+    """Expected in the source itself, as a data set's card counts them."""
     held_out: HeldOut | None = None
 
     @model_validator(mode="after")

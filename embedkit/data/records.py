@@ -4,7 +4,7 @@ import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -35,6 +35,8 @@ from embedkit.toml import expand, validated
 Split = Literal["train", "held_out"]
 
 _KIND = "records"
+_READ = "read"
+"""Beside the tables: how many rows the source had."""
 
 
 class Options(TypedDict, total=False):
@@ -227,35 +229,62 @@ def open_manifest(manifest: Manifest, split: Split = "train") -> Records:
     build = partial(_write, name=manifest.name, parts=opened.parts, description=manifest)
     folder = cache.built(_KIND, rows_key(manifest, opened), build)
     tables = {each: Table(_path(folder, each)) for each in _splits(manifest)}
-    rows = sum(map(len, tables.values()))
-    _expect(rows, manifest, opened)
+    found = {"rows": sum(map(len, tables.values())), "rows read": _rows_read(folder)}
+    _expect(found, manifest, opened)
     return Records(manifest.name, tables[split], manifest)
 
 
-def _expect(rows: int, manifest: Manifest, opened: Opened) -> None:
+def _expect(rows: Mapping[str, int], manifest: Manifest, opened: Opened) -> None:
     """Compare how many rows there are with how many the manifest was written for."""
-    if manifest.rows in (None, rows):
-        return
-    found = f"{manifest.name}: {rows} rows, expected {manifest.rows}"
-    if opened.pinned:
-        raise DataError(f"{found}: correct rows in the manifest if the new number is meant")
-    if isinstance(manifest.source, HubSource):
-        warnings.warn(f"{found}; the manifest pins no revision", stacklevel=3)
+    expected = {"rows": manifest.rows, "rows read": manifest.rows_read}
+    for kind, count in rows.items():
+        if expected[kind] in (None, count):
+            continue
+        told = f"{manifest.name}: {count} {kind}, expected {expected[kind]}"
+        key = kind.replace(" ", "_")
+        if opened.pinned:
+            raise DataError(f"{told}: correct {key} in the manifest if the new number is meant")
+        if isinstance(manifest.source, HubSource):
+            warnings.warn(f"{told}; the manifest pins no revision", stacklevel=3)
+
+
+@dataclass
+class _Counted:
+    """Parts whose rows are counted as they are read."""
+
+    parts: Iterable[Part]
+    rows: int = 0
+
+    def __iter__(self) -> Iterator[Part]:
+        return (replace(part, rows=self._counted(part.rows)) for part in self.parts)
+
+    def _counted(
+        self, rows: Iterable[tuple[int, Mapping[str, Any]]]
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        for row in rows:
+            self.rows += 1
+            yield row
 
 
 def _write(folder: Path, name: str, parts: Iterable[Part], description: Description) -> None:
     """Fill ``folder`` with one table for each split."""
     held_out = description.held_out if isinstance(description, Manifest) else None
+    counted = _Counted(parts)
     try:
         with ExitStack() as stack:
             writers = {
                 split: stack.enter_context(TableWriter(_path(folder, split)))
                 for split in _splits(description)
             }
-            for pair in pairs.pairs(parts, description):
+            for pair in pairs.pairs(counted, description):
                 writers[_side(pair, held_out)].add(pair)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
+    (folder / _READ).write_text(str(counted.rows))
+
+
+def _rows_read(folder: Path) -> int:
+    return int((folder / _READ).read_text())
 
 
 def _side(pair: Pair, held_out: HeldOut | None) -> Split:

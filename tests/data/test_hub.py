@@ -99,7 +99,7 @@ def opened(name: str, tmp_path: Path) -> Records:
     manifest = load_manifest(name)
     write_data_set(tmp_path / "hub", hub_source(manifest).id)
     # The stand-in has not as many rows as the data set, which is only a warning.
-    return open_manifest(manifest.model_copy(update={"rows": None}))
+    return open_manifest(manifest.model_copy(update={"rows": None, "rows_read": None}))
 
 
 def used(manifest: Manifest) -> set[str]:
@@ -197,6 +197,20 @@ def test_a_stand_in_of_another_size_is_a_warning(tmp_path: Path) -> None:
     write_data_set(tmp_path / "hub", "sentence-transformers/npr")
     with pytest.warns(UserWarning, match="npr: 12 rows, expected 594384; the manifest pins no"):
         assert len(open_manifest(load_manifest("npr"))) == 12
+
+
+def test_what_is_read_of_a_set_is_counted_before_its_filter(tmp_path: Path) -> None:
+    write_data_set(tmp_path / "hub", "mteb/sts12-sts")
+    with pytest.warns(UserWarning, match="sts12: 12 rows read, expected 2234; the manifest pins"):
+        assert len(open_manifest(load_manifest("sts12"))) < 12
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_a_set_of_table_7_states_its_rows(name: str) -> None:
+    manifest = load_manifest(name)
+    # Of these two no count has been published.
+    unknown = name in {"gooaq", "pubmedqa"}
+    assert (manifest.rows is None and manifest.rows_read is None) == unknown
 
 
 def test_labels_arrive_where_equal_ones_are_no_negatives(tmp_path: Path) -> None:

@@ -140,6 +140,9 @@ def test_another_number_of_rows_than_the_manifest_s_is_refused(
 ) -> None:
     with pytest.raises(DataError, match="mine: 3 rows, expected 4: correct rows in the manifest"):
         open_manifest(manifest(tmp_path, folder, rows="rows = 4"))
+    with pytest.raises(DataError, match="mine: 3 rows read, expected 4: correct rows_read in the"):
+        open_manifest(manifest(tmp_path, folder, rows="rows_read = 4"))
+    assert len(open_manifest(manifest(tmp_path, folder, rows="rows_read = 3"))) == 3
 
 
 @pytest.mark.parametrize(
