@@ -175,7 +175,9 @@ def test_stage_one_is_prepared(
         prepare(recipe="cde-stage1", tokenizer=MINILM, workers=1)
     printed = capsys.readouterr()
     rows = [line.strip("│ ").split() for line in printed.out.splitlines() if line.startswith("│")]
-    assert [row[0] for row in rows if row[0].startswith("nomic/")] == NOMIC
+    # A table of shares, and one of lengths.
+    assert [row[0] for row in rows if row[0].startswith("nomic/")] == NOMIC * 2
     assert [line.split("\t")[1:] for line in printed.err.splitlines()] == [
-        [name, "12 rows"] for name in NOMIC
+        *([name, "12 rows"] for name in NOMIC),
+        *([name, "tokenized"] for name in NOMIC),
     ]
