@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 
 from embedkit.data.manifest import load_manifest
 from embedkit.data.records import open_manifest
@@ -23,20 +23,25 @@ def open_all(names: Sequence[str], workers: int) -> Iterator[tuple[str, int]]:
         yield from ((name, _rows(name)) for name in names)
         return
     # Forked, a process would share locks and threads of the libraries that are imported already.
+    others = set(active_children())
     pool = ProcessPoolExecutor(min(workers, len(names)), get_context("spawn"))
+    name = names[0]
     try:
-        opened = {pool.submit(_rows_and_warnings, name): name for name in names}
+        opened = {pool.submit(_rows_and_warnings, each): each for each in names}
         for done in as_completed(opened):
-            try:
-                rows, heard = done.result()
-            except BrokenProcessPool:
-                raise DataError(
-                    f"{opened[done]} or a source beside it: the process that opened it was killed, "
-                    "perhaps for its memory: open fewer at a time with --workers"
-                ) from None
+            name = opened[done]
+            rows, heard = done.result()
             for each in heard:
                 warnings.warn(each, stacklevel=2)
-            yield opened[done], rows
+            yield name, rows
+    except BrokenProcessPool:
+        # A process that was started while the pool broke is waited for, but told nothing any more.
+        for child in set(active_children()) - others:
+            child.kill()
+        raise DataError(
+            f"{name} or a source beside it: the process that opened it was killed, perhaps for its "
+            "memory: open fewer at a time with --workers"
+        ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 
