@@ -77,14 +77,10 @@ def file_sha256(path: Path) -> str:
     """The file's hash, remembered for as long as its size and time of change stay the same."""
     status = path.stat()
     place = str(path.resolve())
-    state = [place, status.st_size, status.st_mtime_ns]
+    state: list[object] = [place, status.st_size, status.st_mtime_ns]
     note = root() / "hashes" / hashlib.sha256(place.encode()).hexdigest()[:32]
-    try:
-        known = json.loads(note.read_text())
-        if known[:3] == state:
-            return str(known[3])
-    except (OSError, ValueError):
-        pass  # A note that is missing or half written costs one more reading of the file.
+    if remembered := _remembered(note, state):
+        return remembered
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -94,6 +90,18 @@ def file_sha256(path: Path) -> str:
     aside.write_text(json.dumps([*state, digest.hexdigest()]))
     aside.replace(note)
     return digest.hexdigest()
+
+
+def _remembered(note: Path, state: list[object]) -> str | None:
+    """The hash that a note has of a file in this state.
+
+    A note that is missing or no JSON costs one more reading of the file.
+    """
+    try:
+        known = json.loads(note.read_text())
+    except (OSError, ValueError):
+        return None
+    return str(known[3]) if known[:3] == state else None
 
 
 def _is_whole(folder: Path) -> bool:
