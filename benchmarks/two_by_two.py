@@ -9,13 +9,20 @@ starter-mlm``::
 
     python benchmarks/two_by_two.py [--model runs/starter-mlm/model] [--seeds 1 2 3] [--jobs 2]
 
-Writes ``benchmarks/results/two_by_two.md`` anew, and a JSON file with every score beside it.
+and for the batches alone, from an encoder that has been trained already::
+
+    python benchmarks/two_by_two.py --conditions plain "contextual batches" --model starter
+        --set optim.lr=5e-5 --output runs/two_by_two_starter --batches runs/two_by_two/batches
+        --results benchmarks/results/two_by_two_starter.md
+
+Writes ``--results`` anew, and a JSON file with every score beside it.
 """
 
 import argparse
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -31,6 +38,7 @@ import torch
 
 from embedkit.evaluation.comparing.comparison import interval
 from embedkit.evaluation.summary import Summary
+from embedkit.models import hub
 from embedkit.recipe import Recipe, load_recipe
 
 HERE = Path(__file__).parent
@@ -44,6 +52,10 @@ CONDITIONS = {
     "contextual model": SHUFFLED,
     "both": (),
 }
+HEAD = (
+    "| | steps | million positions | s/step | loss | accuracy | average | to plain |\n"
+    "|---|---:|---:|---:|---:|---:|---:|---|\n"
+)
 LAST = 30
 """Steps over which loss and accuracy are averaged."""
 
@@ -67,17 +79,18 @@ class Run:
         return fmean(self.scores.values())
 
 
-def train(condition: str, seed: int, steps: int, model: Path, folder: Path) -> Run:
+def train(condition: str, seed: int, steps: int, options: argparse.Namespace) -> Run:
     """Train and evaluate in a process of its own, unless that has been done."""
     overrides = (
         *CONDITIONS[condition],
         f"seed={seed}",
         f"steps={steps}",
         f"optim.warmup_steps={steps // 10}",
-        f"model={model}",
-        f"data.batch_table={folder / 'batches'}",
+        f"model={options.output / 'backbone'}",
+        f"data.batch_table={options.batches}",
+        *options.set,
     )
-    output = folder / f"{condition.replace(' ', '-')}-{steps}-{seed}"
+    output = options.output / f"{condition.replace(' ', '-')}-{steps}-{seed}"
     summary = output / "eval" / "after" / "summary.json"
     if not summary.is_file():
         embedkit("finetune", output, "--overwrite", *(f"--set={each}" for each in overrides))
@@ -119,25 +132,35 @@ def embedkit(command: str, output: Path, *arguments: str) -> None:
         )
 
 
-def short(model: Path, folder: Path) -> Path:
-    """A copy of a backbone that reads as many tokens in the tasks as in training."""
-    copy = folder / "backbone"
-    shutil.copytree(model, copy, dirs_exist_ok=True)
+def copy_backbone(options: argparse.Namespace) -> None:
+    """Copy the model to start from, to read as many tokens in the tasks as in training."""
+    copy = options.output / "backbone"
+    shutil.copytree(hub.resolve(options.model), copy, dirs_exist_ok=True)
     limit = load_recipe(str(RECIPE)).data.max_document_tokens
     (copy / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": limit}))
-    return copy
 
 
-def trained(steps: dict[str, int], seeds: Sequence[int], options: argparse.Namespace) -> list[Run]:
-    """The runs of some conditions, each for its steps, with every seed; ``--jobs`` at a time."""
-    wanted = [(name, seed, count) for name, count in steps.items() for seed in seeds]
-    run = partial(train, model=options.model, folder=options.output)
+def trained(conditions: Sequence[str], steps: int, options: argparse.Namespace) -> list[Run]:
+    """The runs of some conditions, with every seed; ``--jobs`` at a time."""
+    wanted = [(name, seed) for name in conditions for seed in options.seeds]
+    run = partial(train, steps=steps, options=options)
     with ThreadPoolExecutor(options.jobs) as pool:
         return list(pool.map(lambda each: run(*each), wanted))
 
 
-def rows_of(runs: Sequence[Run], plain: Sequence[Run]) -> str:
-    """One line of the table for each condition, with its difference to ``plain`` by task."""
+def as_many_positions(runs: Sequence[Run], options: argparse.Namespace) -> list[Run]:
+    """One stage for as many positions as two stages read, beside the ``runs`` of two stages."""
+    by_name = {name: [run for run in runs if run.condition == name] for name in CONDITIONS}
+    ratio = sum(run.positions for run in by_name["both"]) / sum(
+        run.positions for run in by_name["plain"]
+    )
+    longer = trained(list(CONDITIONS)[:2], round(options.steps * ratio), options)
+    return longer + by_name["contextual model"] + by_name["both"]
+
+
+def rows_of(runs: Sequence[Run]) -> str:
+    """One line of the table for each condition, with its difference to the plain one by task."""
+    plain = [run for run in runs if run.condition == "plain"]
     lines = []
     for name in CONDITIONS:
         own = [run for run in runs if run.condition == name]
@@ -171,49 +194,53 @@ def table_of(runs: Sequence[Run], conditions: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def page(equal_steps: Sequence[Run], equal_positions: Sequence[Run], seeds: Sequence[int]) -> str:
+    """The results; ``equal_positions`` is empty where only some conditions ran."""
+    tables = {"As many positions read": equal_positions, "As many steps": equal_steps}
+    sections = [f"## {head}\n\n{HEAD}{rows_of(runs)}" for head, runs in tables.items() if runs]
+    head, runs = next((head, runs) for head, runs in tables.items() if runs)
+    conditions = list(dict.fromkeys(run.condition for run in runs))
+    return "\n\n".join(
+        [
+            "# Contextual batches and the contextual model",
+            f"{datetime.now(UTC):%Y-%m-%d}, {platform.processor() or platform.machine()}, "
+            f"torch {torch.__version__}, `python {shlex.join(sys.argv)}`.\n"
+            f"Means over seeds {', '.join(map(str, seeds))}; ± is their standard deviation, "
+            "brackets are 95 % of a bootstrap over tasks.",
+            *sections,
+            f"## By task, {head[0].lower()}{head[1:]}\n\n{table_of(runs, conditions)}\n",
+        ]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=Path("runs/starter-mlm/model"))
+    parser.add_argument("--model", default="runs/starter-mlm/model")
     parser.add_argument("--surrogate", default="starter")
     parser.add_argument("--output", type=Path, default=Path("runs/two_by_two"))
+    parser.add_argument("--batches", type=Path, help="a batch table; by default made in --output")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS))
+    parser.add_argument("--set", action="append", default=[], help="as of embedkit finetune")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=150, help="of two stages")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    options.model = short(options.model, options.output)
+    if "plain" not in options.conditions:
+        parser.error("--conditions: the others are compared with plain; add it")
+    copy_backbone(options)
+    options.batches = options.batches or options.output / "batches"
+    if not (options.batches / "table.json").is_file():
+        embedkit("cluster", options.batches, f"--surrogate={options.surrogate}", "--max-tokens=64")
 
-    batches = options.output / "batches"
-    if not (batches / "table.json").is_file():
-        embedkit("cluster", batches, f"--surrogate={options.surrogate}", "--max-tokens=64")
-    equal_steps = trained(dict.fromkeys(CONDITIONS, options.steps), options.seeds, options)
-    by_name = {name: [run for run in equal_steps if run.condition == name] for name in CONDITIONS}
-    ratio = sum(run.positions for run in by_name["both"]) / sum(
-        run.positions for run in by_name["plain"]
-    )
-    longer = trained(
-        dict.fromkeys(list(CONDITIONS)[:2], round(options.steps * ratio)), options.seeds, options
-    )
-    equal_compute = longer + by_name["contextual model"] + by_name["both"]
-    plain = [run for run in longer if run.condition == "plain"]
-
-    head = (
-        "| | steps | million positions | s/step | loss | accuracy | average | to plain |\n"
-        "|---|---:|---:|---:|---:|---:|---:|---|\n"
-    )
-    date = f"{datetime.now(UTC):%Y-%m-%d}"
-    RESULTS.write_text(
-        f"# Contextual batches and the contextual model\n\n"
-        f"{date}, {platform.processor() or platform.machine()}, torch {torch.__version__}, "
-        f"`python {' '.join([*sys.argv[:1], *sys.argv[1:]])}`.\n"
-        f"Means over seeds {', '.join(map(str, options.seeds))}; ± is their standard deviation, "
-        "brackets are 95 % of a bootstrap over tasks.\n\n"
-        f"## As many positions read\n\n{head}{rows_of(equal_compute, plain)}\n\n"
-        f"## As many steps\n\n{head}{rows_of(equal_steps, by_name['plain'])}\n\n"
-        f"## By task, as many positions read\n\n{table_of(equal_compute, list(CONDITIONS))}\n"
-    )
-    scores = RESULTS.with_name(f"two_by_two_{date}.json")
+    equal_steps = trained(options.conditions, options.steps, options)
+    whole = len(options.conditions) == len(CONDITIONS)
+    equal_positions = as_many_positions(equal_steps, options) if whole else []
+    options.results.write_text(page(equal_steps, equal_positions, options.seeds))
+    longer = [run for run in equal_positions if run not in equal_steps]
+    scores = options.results.with_name(f"{options.results.stem}_{datetime.now(UTC):%Y-%m-%d}.json")
     scores.write_text(json.dumps([asdict(run) for run in equal_steps + longer], indent=1) + "\n")
-    print(RESULTS.read_text())
+    print(options.results.read_text())
 
 
 if __name__ == "__main__":
