@@ -15,6 +15,7 @@ gradient caching. Each run adds to ``benchmarks/results/contextual_step.md``.
 import argparse
 import json
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -153,7 +154,7 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     device = torch.cuda.get_device_name() if cuda else f"CPU, {args.threads} thread(s)"
     text = (
-        f"## `python benchmarks/contextual_step.py {' '.join(words)}`\n\n"
+        f"## `python {shlex.join(['benchmarks/contextual_step.py', *words])}`\n\n"
         f"{datetime.now(UTC):%Y-%m-%d}, {device}, {platform.machine()}, torch {torch.__version__}, "
         f"fp32; {args.model}, {first.pairs} pairs of {args.manifest} with {first.tokens:,.0f} "
         f"tokens,\nmedian of {args.steps} steps of forward, backward and Adam.\n\n{table(found)}\n"

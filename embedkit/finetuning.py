@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -12,7 +13,8 @@ from embedkit.clustering.vectors import VectorStore
 from embedkit.data.batches import Batches, ContrastiveBatch
 from embedkit.data.loading import stream
 from embedkit.data.records import Records
-from embedkit.evaluation.summary import comparison
+from embedkit.errors import DataError
+from embedkit.evaluation.summary import Summary, comparison
 from embedkit.measuring import Measuring, check_held_out, check_tasks
 from embedkit.metrics import check_trackers
 from embedkit.mixture import (
@@ -61,24 +63,28 @@ class Finetuning:
         return Measuring(self.recipe.evaluation, folder, self.model, self.mixture)
 
     def finish(self, folder: RunFolder, measuring: Measuring) -> None:
-        distributed.on_main(partial(self._finish, folder, measuring))
-
-    def _finish(self, folder: RunFolder, measuring: Measuring) -> None:
-        """Export at once, so that the model is there whatever becomes of its evaluation."""
-        card = partial(model_card, self.model, self.recipe, self.mixture)
-        if isinstance(self.model, Contextual):
-            write_contextual(self.model, folder.model, card=card(None, None))
-        else:
+        if isinstance(self.model, Embedder):
             # What is evaluated is what is exported.
             lora.merge(self.model.backbone.model)
-            write_model(self.model, folder.model, card=card(None, None))
-        line = f"model: {folder.model}"
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        # At once, so that the model is there whatever becomes of its evaluation.
+        distributed.on_main(partial(self._export, folder.model))
         before, after = measuring.after()
         if after is None:
             return
-        (folder.model / "README.md").write_text(card(before, after), encoding="utf-8")
+        distributed.on_main(partial(self._write_card, folder.model, before, after))
         self.console.print(comparison(before, after) if before else after.table())
+
+    def _export(self, folder: Path) -> None:
+        card = model_card(self.model, self.recipe, self.mixture, None, None)
+        if isinstance(self.model, Contextual):
+            write_contextual(self.model, folder, card=card)
+        else:
+            write_model(self.model, folder, card=card)
+        self.console.print(f"model: {folder}", highlight=False, markup=False, soft_wrap=True)
+
+    def _write_card(self, folder: Path, before: Summary | None, after: Summary) -> None:
+        card = model_card(self.model, self.recipe, self.mixture, before, after)
+        (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def prepare(
@@ -99,6 +105,7 @@ def prepare(
     if recipe.embedder.benchmark_prompts:
         model.prompts |= benchmark_prompts()
     starting_model.check_lengths(recipe, _limits(mixture), model)
+    _check_slots(recipe, mixture)
     facts = _facts(recipe, mixture, model)
     # Behind the facts, in which a model is the backbone that it starts from.
     if recipe.lora and isinstance(model, Embedder):
@@ -116,6 +123,26 @@ def prepare(
     for remark in report.remarks(recipe):
         console.print(f"note: {remark}", highlight=False, markup=False, soft_wrap=True)
     return Finetuning(recipe, mixture, model, batches, facts, console)
+
+
+def _check_slots(recipe: Recipe, mixture: Mixture) -> None:
+    """See that a batch can fill a context, where no null vector stands in for what is missing.
+
+    Raises:
+        DataError: names a source whose batches cannot.
+    """
+    if recipe.context is None or recipe.context.null_vector:
+        return
+    slots, ranks = recipe.context.num_context, distributed.world_size()
+    for source, records in zip(mixture.sources, mixture.records, strict=True):
+        own = source.smallest_batch // (1 if recipe.own_batches else ranks)
+        documents = own * (1 + records.negatives_per_query)
+        if documents < slots:
+            raise DataError(
+                f"source {source.name}: a rank reads {documents} documents at a time, fewer than "
+                f"context.num_context = {slots}, and the model has no null vector to fill up "
+                "with: raise batch_size, or leave the source out"
+            )
 
 
 def _facts(recipe: Recipe, mixture: Mixture, model: Embedder | Contextual) -> dict[str, object]:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from mteb.abstasks.abstask import AbsTask
 
-from embedkit import distributed
 from embedkit.data.held_out import write_tasks
 from embedkit.data.manifest import Manifest, load_manifest
 from embedkit.data.records import Records
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.contextual import ContextualEncoder
+from embedkit.evaluation.encoding.over_ranks import OverRanks
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.mteb.selection import select_tasks
 from embedkit.evaluation.summary import Summary
@@ -25,9 +25,10 @@ from embedkit.toml import expand
 
 
 class Measuring:
-    """Scores a model that is being trained, on rank 0, into ``eval/`` of the run's folder.
+    """Scores a model that is being trained, into ``eval/`` of the run's folder.
 
-    A two-stage model reads a context of each task's own documents, drawn alike at every time.
+    Called on every rank: all encode, and rank 0 scores and writes. A two-stage model reads a
+    context of each task's own documents, drawn alike at every time.
     """
 
     def __init__(
@@ -42,13 +43,13 @@ class Measuring:
 
     def before(self, start: int) -> None:
         """Score the backbone, unless training has begun."""
-        if self._wanted.before and start == 0:
-            self._score_on_main("before")
+        if self._wanted.wanted and self._wanted.before and start == 0:
+            self._score("before")
 
     def after_step(self, done: int) -> None:
         """Score on the way, if ``done`` steps are a time for it."""
-        if self._wanted.every and done % self._wanted.every == 0:
-            self._score_on_main(f"step-{done:06d}")
+        if self._wanted.wanted and self._wanted.every and done % self._wanted.every == 0:
+            self._score(f"step-{done:06d}")
 
     def after(self) -> tuple[Summary | None, Summary | None]:
         """Score the trained model: the backbone's summary, where there is one, and the model's."""
@@ -58,14 +59,13 @@ class Measuring:
         before = Summary.read(stored) if stored.is_file() else None
         return before, self._score("after")
 
-    def _score_on_main(self, name: str) -> None:
-        if self._wanted.wanted:
-            distributed.on_main(partial(self._score, name))
-
     def _score(self, name: str) -> Summary:
+        return OverRanks(self._model).lead(partial(self._scored, name))
+
+    def _scored(self, name: str, ranks: OverRanks) -> Summary:
         model = self._model
         return evaluate(
-            ContextualEncoder(model) if isinstance(model, Contextual) else model,
+            ContextualEncoder(model, ranks=ranks) if isinstance(model, Contextual) else ranks,
             self._tasks,
             self._folder.evaluation / name,
             instructions=instruction_prompts(task.metadata.name for task in self._tasks),

@@ -4,8 +4,10 @@ import torch
 
 from embedkit.errors import UserError
 from embedkit.models import hub, lora
+from embedkit.models.backbones import Backbone, NeoBERTBackbone
 from embedkit.models.contextual.loading import is_contextual, load_contextual
 from embedkit.models.contextual.model import Contextual
+from embedkit.models.contextual.prefix import KERNELS
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import Recipe
 from embedkit.toml import differences
@@ -28,7 +30,10 @@ def load(
     _check_dims(recipe, embedder.backbone.width)
     if recipe.lora:
         lora.check(embedder.backbone.model, recipe.lora)
-    return embedder if recipe.context is None else Contextual.around(embedder, recipe.context)
+    if recipe.context is None:
+        return embedder
+    _check_attention(recipe, embedder.backbone)
+    return Contextual.around(embedder, recipe.context)
 
 
 def check_lengths(recipe: Recipe, limits: dict[str, int], model: Embedder | Contextual) -> None:
@@ -70,11 +75,21 @@ def _two_stages(recipe: Recipe, autocast: torch.dtype | None, device: torch.devi
             "that it was frozen from"
         )
     _check_dims(recipe, model.second.width)
+    _check_attention(recipe, model.second)
     if recipe.embedder.attention:
         for encoder in {model.first, model.second}:
             assert encoder is not None
             encoder.model.set_attn_implementation(recipe.embedder.attention)
     return model
+
+
+def _check_attention(recipe: Recipe, second: Backbone | NeoBERTBackbone) -> None:
+    wanted = recipe.embedder.attention
+    if isinstance(second, Backbone) and wanted not in (None, *KERNELS):
+        raise UserError(
+            f'embedder.attention = "{wanted}": which context a text of {recipe.model} reads is '
+            f"said by a mask, and this kernel takes none; set one of {', '.join(KERNELS)}"
+        )
 
 
 def _check_dims(recipe: Recipe, width: int) -> None:

@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 from small_runs import STEPS, metrics_of, state_of
 from torch import Tensor
 
-from embedkit import checkpoint, distributed, runs
+from embedkit import checkpoint, distributed, runs, starting_model
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.contextual import ContextualEncoder
 from embedkit.evaluation.mteb.scoring import evaluate
@@ -282,22 +282,58 @@ def check_contexts(recipe: Recipe, folder: Path) -> None:
     (folder / f"{distributed.rank()}.json").write_text(json.dumps(read))
 
 
-def test_a_run_is_scored_before_and_after_in_a_context_of_each_task(
-    small_recipe: Path, tmp_path: Path
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_run_is_scored_before_between_and_after_in_a_context_of_each_task(
+    world_size: int, small_recipe: Path, tmp_path: Path
 ) -> None:
     write_task(tmp_path / "tasks" / "Finding", "retrieval")
-    wanted = f"evaluation.task_dirs=['{tmp_path / 'tasks'}']"
-    recipe = contextual(small_recipe, "steps=2", wanted)
-    runs.finetune(recipe, tmp_path / "run")
-    before, after = (
+    wanted = [f"evaluation.task_dirs=['{tmp_path / 'tasks'}']", "evaluation.every=2"]
+    recipe = contextual(small_recipe, "steps=3", *wanted)
+    run_on_ranks(world_size, runs.finetune, recipe, tmp_path / "run")
+    summaries = [
         Summary.read(tmp_path / "run" / "eval" / name / "summary.json")
-        for name in ("before", "after")
-    )
-    assert not before.failed
-    assert not after.failed
-    assert before.scores.keys() == after.scores.keys() == {"Finding"}
+        for name in ("before", "step-000002", "after")
+    ]
+    for each in summaries:
+        assert not each.failed
+        assert each.scores.keys() == {"Finding"}
+    assert len({each.identity for each in summaries}) == 3
+    before, _, after = summaries
     assert "Finding" in (tmp_path / "run" / "model" / "README.md").read_text()
     # What was exported scores the same: it is drawn the same context.
     model = load_contextual(str(tmp_path / "run" / "model"))
     again = evaluate(ContextualEncoder(model), tasks_of(recipe, tmp_path), tmp_path / "again")
-    assert again.scores["Finding"].score == after.scores["Finding"].score
+    # On ranks, a text is encoded beside others.
+    assert again.scores["Finding"].score == pytest.approx(
+        after.scores["Finding"].score, abs=0 if world_size == 1 else 1e-6
+    )
+    assert again.identity == after.identity != before.identity
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["context.num_context=9"], "source pairs: a rank reads 8 documents at a time, fewer than"),
+        (["context.num_context=8"], None),
+    ],
+)
+def test_batches_that_cannot_fill_a_context_are_refused_at_the_start(
+    overrides: list[str], message: str | None, small_recipe: Path, tmp_path: Path
+) -> None:
+    settings = ["context.null_vector=false", "context.context_dropout=0.0", "steps=2"]
+    recipe = contextual(small_recipe, *settings, *overrides)
+    if message is None:
+        runs.finetune(recipe, tmp_path / "run")
+        return
+    with pytest.raises(UserError, match=message):
+        runs.finetune(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_kernel_without_masks_is_refused(small_recipe: Path, trained: Path) -> None:
+    wanted = [f"model={trained / 'model'}", "embedder.attention=flash_attention_2"]
+    with pytest.raises(UserError, match=r"this kernel takes none; set one of sdpa, eager") as told:
+        starting_model.load(
+            contextual(small_recipe, *wanted), autocast=None, device=torch.device("cpu")
+        )
+    assert "\n" not in str(told.value)

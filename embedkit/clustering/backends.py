@@ -116,20 +116,25 @@ class FaissBackend:
             # Given here they hold; set on the object they would not.
             max_points_per_centroid=SAMPLED,
             min_points_per_centroid=1,
-            # A number would be how many GPUs, and a flag takes all of them.
-            gpu=1 if self.device.type == "cuda" else False,
         )
+        # By itself it would take the first GPU, or all, in every process of a machine.
+        kmeans.index = self._index(points.shape[1])
         kmeans.train(_array(points))
         return torch.from_numpy(kmeans.centroids).to(self.device)
 
     def search(self, points: Tensor, centroids: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        index: Any = self._faiss.IndexFlatIP(points.shape[1])
-        if self.device.type == "cuda":
-            resources = self._faiss.StandardGpuResources()
-            index = self._faiss.index_cpu_to_gpu(resources, self.device.index or 0, index)
+        index = self._index(points.shape[1])
         index.add(_array(centroids))
         scores, nearest = index.search(_array(points), count)
         return torch.from_numpy(scores).to(self.device), torch.from_numpy(nearest).to(self.device)
+
+    def _index(self, dims: int) -> Any:
+        """An empty flat index where the arithmetic is to be done."""
+        index = self._faiss.IndexFlatIP(dims)
+        if self.device.type == "cpu":
+            return index
+        resources = self._faiss.StandardGpuResources()
+        return self._faiss.index_cpu_to_gpu(resources, self.device.index or 0, index)
 
 
 def means(points: Tensor, assigned: Tensor, scores: Tensor, num: int) -> Tensor:

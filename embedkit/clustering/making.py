@@ -1,7 +1,8 @@
 """From sources to a table of contextual batches: embed, reduce, cut (paper, section 5.2.2)."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -74,15 +75,15 @@ def make(
         UserError: ``output`` is something else, or was begun with other data or settings.
     """
     backend = open_backend(settings.backend, distributed.local_device())
-    surrogate.max_tokens = min(surrogate.max_tokens, settings.max_tokens)
-    model = {"name": surrogate.name, "identity": surrogate.identity}
     facts = [
         SourceFacts(each.name, each.table.facts.content, len(each), size)
         for each, size in zip(records, batch_sizes, strict=True)
     ]
-    distributed.on_main(partial(_begin, output, facts, settings, model))
-    for number, each in enumerate(records):
-        embed(each, surrogate, source_folder(output, number) / "vectors", console)
+    with _reading(surrogate, settings.max_tokens):
+        model = {"name": surrogate.name, "identity": surrogate.identity}
+        distributed.on_main(partial(_begin, output, facts, settings, model))
+        for number, each in enumerate(records):
+            embed(each, surrogate, source_folder(output, number) / "vectors", console)
     for number in range(distributed.rank(), len(facts), distributed.world_size()):
         console.print(f"cut {facts[number].name}", highlight=False, markup=False)
         _cut(source_folder(output, number), facts[number], backend, settings)
@@ -105,6 +106,17 @@ def report(table: BatchTable, output: Path, settings: Settings, console: Console
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
     # Last, since it is what a second run goes by.
     replace_text(page, markdown(table, comparisons))
+
+
+@contextmanager
+def _reading(surrogate: Embedder, max_tokens: int) -> Iterator[None]:
+    """Have a model, which may be a caller's own, cut texts there for a while."""
+    own = surrogate.max_tokens
+    surrogate.max_tokens = min(own, max_tokens)
+    try:
+        yield
+    finally:
+        surrogate.max_tokens = own
 
 
 def _begin(

@@ -26,7 +26,8 @@ class Embedder(Section):
     says, and yes where it says nothing."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None = None
     """``None`` takes flash-attn on CUDA under bf16 where it is installed, else transformers' own
-    choice. On CPUs ``eager`` is the faster one up to a few hundred tokens."""
+    choice. On CPUs ``eager`` is the faster one up to a few hundred tokens. With a ``[context]``
+    encoders other than NeoBERT take ``sdpa`` or ``eager``."""
     benchmark_prompts: bool = False
     """Store the paper's instruction for every task of MTEB(eng, v1) with the model as well, so that
     mteb gives them wherever the model is scored. For a model that learns to follow instructions."""

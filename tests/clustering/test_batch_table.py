@@ -110,6 +110,16 @@ def test_the_report_has_the_numbers_of_the_batches(folder: Path) -> None:
     assert "many: 4 rows in no batch" in page
 
 
+def test_a_model_that_is_lent_reads_as_far_as_before(
+    recipe: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = embedkit.load(str(tiny_model))
+    before = model.max_tokens
+    table = embedkit.cluster(recipe, tmp_path / "out", surrogate=model, max_tokens=4)
+    assert model.max_tokens == before > 4
+    assert table.header["surrogate"]["identity"] != model.identity
+
+
 def test_a_second_run_only_opens_what_is_there(recipe: str, folder: Path, tiny_model: Path) -> None:
     kept = [folder / "report.md", *folder.rglob("*.i64"), *folder.rglob("*.f16")]
     before = [path.stat().st_mtime_ns for path in kept]

@@ -28,10 +28,12 @@ class OverRanks:
     encode what they are given::
 
         summary = OverRanks(embedder).lead(lambda encoder: evaluate(encoder, tasks, output))
+
+    Elsewhere each rank encodes what it is given by itself.
     """
 
     def __init__(self, model: Embedder | Contextual) -> None:
-        self._model = model
+        self._model, self._leading = model, False
         self.name, self.prompts = model.name, model.prompts
 
     @property
@@ -56,20 +58,22 @@ class OverRanks:
         show_progress: bool = False,
         context: Context | None = None,
     ) -> NDArray[np.float32]:
-        """Embed texts, on rank 0 inside ``lead``; a contextual model does so in ``context``.
+        """Embed texts; a contextual model does so in ``context``.
 
         Shapes: ``(len(texts), D)``.
         """
-        if distributed.world_size() == 1:
+        if not self._leading:
             return self._here(texts, prompt, context)
         request = (list(texts), prompt, context)
         distributed.on_main(lambda: request)
         return self._share(*request)
 
     def _led(self, work: Callable[["OverRanks"], ResultT]) -> ResultT:
+        self._leading = True
         try:
             return work(self)
         finally:
+            self._leading = False
             distributed.on_main(_nothing)
 
     def _share(self, texts: list[str], prompt: str, context: Context | None) -> NDArray[np.float32]:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import keyed
@@ -21,7 +22,7 @@ from embedkit.errors import UserError
 from embedkit.hashing import sha256_of
 from embedkit.models.backbones import Backbone, NeoBERTBackbone, shape_of
 from embedkit.models.contextual.context import Context, Embeddings
-from embedkit.models.contextual.prefix import check_architecture
+from embedkit.models.contextual.prefix import prepare_to_read
 from embedkit.models.contextual.slots import Slots
 from embedkit.models.embedder import Embedder
 from embedkit.models.encoding import embed_texts
@@ -31,6 +32,17 @@ from embedkit.tokenization import Tokenize, identity_of
 from embedkit.tokens import TokenBatch
 
 Kind = Literal["query", "document"]
+
+_steps_of_optimizers = 0
+"""That this process has taken, with any optimizer."""
+
+
+def _count_step(*_: object) -> None:
+    global _steps_of_optimizers
+    _steps_of_optimizers += 1
+
+
+register_optimizer_step_post_hook(_count_step)
 
 
 class Contextual(nn.Module):
@@ -70,7 +82,7 @@ class Contextual(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(second, Backbone):
-            check_architecture(second.model, name)
+            prepare_to_read(second.model, name)
         self.config, self.tokenizer = config, tokenizer
         self.prompts, self.name, self.autocast = dict(prompts), name, autocast
         self.frozen = frozen
@@ -230,8 +242,10 @@ class Contextual(nn.Module):
     def identity(self) -> str:
         """SHA-256 of all that a vector depends on beside its text and context."""
         weights = self.state_dict()
-        # Gigabytes are not hashed anew for every call of encode.
-        version = tuple((each.data_ptr(), each._version) for each in weights.values())
+        # Gigabytes are not hashed anew for every call of encode. A fused optimizer writes past the
+        # versions of its tensors.
+        versions = [(each.data_ptr(), each._version) for each in weights.values()]
+        version = (_steps_of_optimizers, versions)
         if self._hashed is None or self._hashed[0] != version:
             self._hashed = version, sha256_of(weights)
         settings = {

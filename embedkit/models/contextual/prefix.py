@@ -20,6 +20,10 @@ from embedkit.errors import UserError
 ARCHITECTURES = ("bert", "eurobert", "modernbert", "nomic_bert", "roberta", "xlm-roberta")
 """transformers' types of encoders that read a prefix; a NeoBERT does so too, without padding."""
 
+# A flash kernel takes no mask, and reads the positions of a prefix as many texts packed in one row.
+KERNELS = ("sdpa", "eager")
+"""Implementations of attention under which they do."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
@@ -47,11 +51,11 @@ class Prefix:
         return torch.cat([self.positions, self.text_start + torch.arange(width)])
 
 
-def check_architecture(model: PreTrainedModel, name: str) -> None:
-    """Refuse an encoder of transformers that cannot read a prefix.
+def prepare_to_read(model: PreTrainedModel, name: str) -> None:
+    """Have an encoder of transformers read prefixes; a flash kernel makes way for ``sdpa``.
 
     Raises:
-        UserError: its architecture cannot, or its attention kernel cannot.
+        UserError: its architecture cannot.
     """
     kind = model.config.model_type
     if kind not in ARCHITECTURES:
@@ -59,12 +63,8 @@ def check_architecture(model: PreTrainedModel, name: str) -> None:
             f"{name}: a {kind} cannot read context vectors; choose a neobert, "
             f"{', '.join(ARCHITECTURES)}"
         )
-    kernel = model.config._attn_implementation
-    if kind == "modernbert" and kernel not in ("sdpa", "eager"):
-        raise UserError(
-            f"{name}: its windows are widened for context by a mask, which {kernel} does not take; "
-            'set attention = "sdpa"'
-        )
+    if model.config._attn_implementation not in KERNELS:
+        model.set_attn_implementation("sdpa")
 
 
 def prefixed_inputs(

@@ -173,6 +173,8 @@ def score_shared(model: Path, folder: Path) -> None:
     summary = OverRanks(embedder).lead(lambda encoder: evaluate(encoder, tasks, output))
     assert summary.coverage == "2 of 2 tasks"
     assert counted, "every rank encodes"
+    by_itself = OverRanks(embedder).encode(["x"] * (1 + distributed.rank()))
+    assert len(by_itself) == 1 + distributed.rank()
     assert not (folder / "not-written").exists()
 
 

@@ -15,7 +15,8 @@ from embedkit.errors import UserError
 from embedkit.models import encoding, hub
 from embedkit.models.contextual.context import Context, Embeddings, similarity
 from embedkit.models.contextual.model import Contextual
-from embedkit.recipe import ContextualConfig
+from embedkit.optim import build_optimizer
+from embedkit.recipe import ContextualConfig, Optim
 from embedkit.tokens import TokenBatch
 
 CORPUS = [f"a document about {subject}" for subject in ("otters", "tides", "kilns", "ferns")]
@@ -141,7 +142,7 @@ def step(model: Contextual) -> None:
     model.encode(["a"], context=model.build_context([]))
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    torch.optim.SGD(model.parameters(), lr=1e-3).step()
+    build_optimizer(model, Optim(lr=1e-3)).step()
 
 
 def load_others(model: Contextual) -> None:

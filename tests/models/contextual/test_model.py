@@ -183,6 +183,28 @@ def test_modernberts_windows_hide_neither_context_nor_more_than_before() -> None
     assert seen.all()
 
 
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "eurobert"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_texts_are_read_by_a_kernel_that_takes_a_mask(kind: str, tied: bool) -> None:
+    encoder = backbone(kind)
+    # As hub.load leaves it where flash-attn is installed.
+    encoder.model.config._attn_implementation = "flash_attention_2"
+    model = contextual(kind)
+    around = Contextual(
+        None if tied else model.first,
+        encoder,
+        model.tokenizer,
+        ContextualConfig(num_context=4, tied=tied),
+        prompts={},
+        max_tokens=9,
+        position_limit=64,
+        name="tiny",
+    )
+    alone = TokenBatch.from_lists([[5, 6, 7]])
+    one, other = (around(alone, context_of(model) * sign) for sign in (1, -1))
+    assert differ(one, other)
+
+
 def test_one_encoder_serves_both_stages_when_tied() -> None:
     tied = contextual("neobert", tied=True)
     assert tied.first is tied.second
