@@ -2,17 +2,18 @@
 
 Each takes batches of 64 pairs of every source, contextual and random ones, and looks for the
 document of each query among those of its batch. A model of two stages does so in several contexts:
-documents of the source, documents of another source, and none.
+the batch's own documents, as in training, others of the source, some of another source, and none.
 
 Usage, when two_by_two.py has run::
 
-    python benchmarks/two_by_two_why.py [--runs runs/two_by_two] [--batches 2] [--jobs 2]
+    python benchmarks/two_by_two_why.py [--runs runs/two_by_two] [--batches 4] [--jobs 2]
 
 Writes ``benchmarks/results/two_by_two_why.md`` anew.
 """
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 from collections import defaultdict
@@ -37,9 +38,6 @@ from embedkit.models.embedder import Embedder
 from embedkit.recipe import load_recipe
 
 RESULTS = Path(__file__).parent / "results" / "two_by_two_why.md"
-CONTEXTS = {"its source": 0, "another source": 1, "none": None}
-"""Whose documents stand in front: by how many places further a source comes in the recipe."""
-
 Vectors = NDArray[np.float32]
 Encode = Callable[[Sequence[str], str], Vectors]
 """Texts of a side to their vectors."""
@@ -59,23 +57,28 @@ def measured(model: Path, runs: Path, batches: int) -> dict[str, float]:
             "contextual": [cut[int(number)] for number in rng.permutation(len(cut))[:batches]],
             "random": [rng.permutation(len(records))[: cut.size] for _ in range(batches)],
         }
-        for context, encode in encoders(loaded, sources, place, cut.size).items():
-            for kind, drawn in kinds.items():
-                found[f"{kind}, {context}"] += [accuracy(records, rows, encode) for rows in drawn]
+        for kind, drawn in kinds.items():
+            for rows in drawn:
+                for context, encode in encoders(loaded, sources, place, rows).items():
+                    found[f"{kind}, {context}"].append(accuracy(records, rows, encode))
     return {key: 100 * fmean(values) for key, values in found.items()}
 
 
 def encoders(
-    model: Embedder | Contextual, sources: Sequence[Records], place: int, slots: int
+    model: Embedder | Contextual, sources: Sequence[Records], place: int, rows: NDArray[np.int64]
 ) -> dict[str, Encode]:
-    """How to embed texts of the source at ``place``: in each context, if there are two stages."""
-    prompts = sources[place].prompts.model_dump()
+    """How to embed ``rows`` of a source: in each context, if there are two stages."""
+    own, other = sources[place], sources[(place + 1) % len(sources)]
+    prompts = own.prompts.model_dump()
     if isinstance(model, Embedder):
         return {"": lambda texts, side: model.encode(texts, prompt=prompts[side])}
-    return {
-        name: in_context(model, documents(sources, place, further, slots), prompts)
-        for name, further in CONTEXTS.items()
+    contexts = {
+        "its batch": documents(own, rows),
+        "its source": documents(own, some(own, len(rows))),
+        "another source": documents(other, some(other, len(rows))),
+        "none": [],
     }
+    return {name: in_context(model, texts, prompts) for name, texts in contexts.items()}
 
 
 def in_context(model: Contextual, documents: Sequence[str], prompts: Mapping[str, str]) -> Encode:
@@ -88,12 +91,12 @@ def in_context(model: Contextual, documents: Sequence[str], prompts: Mapping[str
     return encode
 
 
-def documents(sources: Sequence[Records], place: int, further: int | None, slots: int) -> list[str]:
-    if further is None:
-        return []
-    records = sources[(place + further) % len(sources)]
-    rows = np.random.default_rng(1).permutation(len(records))[:slots]
+def documents(records: Records, rows: NDArray[np.int64]) -> list[str]:
     return [each.positive for each in records.take(rows)]
+
+
+def some(records: Records, count: int) -> NDArray[np.int64]:
+    return np.random.default_rng(1).permutation(len(records))[:count]
 
 
 def accuracy(records: Records, rows: NDArray[np.int64], encode: Encode) -> float:
@@ -134,7 +137,7 @@ def table(found: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, default=Path("runs/two_by_two"))
-    parser.add_argument("--batches", type=int, default=2, help="of each source and kind")
+    parser.add_argument("--batches", type=int, default=4, help="of each source and kind")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -154,9 +157,9 @@ def main() -> None:
     RESULTS.write_text(
         "# What the models of two_by_two.py have learned\n\n"
         f"{datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, "
-        f"`python {' '.join(sys.argv)}`.\nPercent of queries whose own document is the nearest of "
-        f"64, over {options.batches} batches of each of five sources\nand all seeds; nothing is "
-        f"filtered.\n\n{table(found)}\n"
+        f"`python {shlex.join(sys.argv)}`.\nPercent of queries whose own document is the nearest "
+        f"of 64, over {options.batches} batches of each of five sources:\nthe same queries for "
+        f"every model, and means over the seeds. Nothing is filtered.\n\n{table(found)}\n"
     )
     print(RESULTS.read_text())
 

@@ -110,6 +110,7 @@ def _be_deterministic(device: torch.device) -> None:
     if device.type == "cuda":
         # Atomic additions in another order would make a resumed run another run.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")
         torch.use_deterministic_algorithms(True, warn_only=True)
 
 

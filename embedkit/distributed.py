@@ -1,5 +1,6 @@
 """Ranks: who I am, what the others hold. The only user of ``torch.distributed``."""
 
+import atexit
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,19 +22,27 @@ _BUCKET_ELEMENTS = 16 * 2**20
 
 @contextmanager
 def group(device: torch.device) -> Iterator[None]:
-    """Join the group that torchrun describes, and leave it at the end.
+    """Join the group that torchrun describes; a process leaves it as it ends.
 
-    Does nothing in a single process, or where the caller has joined a group already.
+    Does nothing in a single process, or where a group has been joined already, by the caller or
+    here: torchrun's ranks meet once.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
-        yield
-        return
-    # Rank 0 may evaluate for a long time while the others wait at the next collective.
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(hours=6))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        # Rank 0 may evaluate for a long time while the others wait at the next collective.
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(hours=6))
+        atexit.register(_leave)
     try:
         yield
-    finally:
+    except BaseException:
+        # Leaving waits for the other ranks, which may wait for this one inside a collective: its
+        # end is what tells torchrun to end them.
+        atexit.unregister(_leave)
+        raise
+
+
+def _leave() -> None:
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 

@@ -59,10 +59,12 @@ class HeldOutLosses:
         table = Table(title="held-out loss, nats a masked token")
         for column in ("source", "loss", "by frequency alone", "accuracy"):
             table.add_column(column, justify="left" if column == "source" else "right")
+        # Ranks with GPUs share nothing that is not on them.
+        device = next(self._model.parameters()).device
         for batch in self._batches:
             loss, accuracy = losses[batch.source]
             frequencies = self._sources[batch.source].word_frequencies(self._vocabulary)
-            known = unigram_loss(frequencies, batch.targets)
+            known = unigram_loss(frequencies.to(device), batch.targets.to(device))
             table.add_row(batch.source, f"{loss:.3f}", f"{known:.3f}", f"{accuracy:.1%}")
         self._console.print(table)
 
@@ -103,6 +105,6 @@ class HeldOutLosses:
 def unigram_loss(frequencies: Tensor, targets: Tensor) -> float:
     """Mean loss over all ranks of guessing by frequency, whatever the rest of the text says."""
     losses = -frequencies.log()[targets]
-    total = torch.tensor([losses.sum(), len(targets)], dtype=torch.float64)
+    total = torch.stack([losses.sum(), losses.new_tensor(len(targets))]).double()
     summed, count = distributed.sum_over_ranks(total).tolist()
     return summed / max(1.0, count)

@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from torch import Tensor, nn
 
-from embedkit import checkpoint, distributed, keyed, sharding
+from embedkit import checkpoint, distributed, keyed, sharding, speed
 from embedkit.errors import UserError
 from embedkit.interrupt import StopRequest
 from embedkit.metrics import Metrics
@@ -111,6 +111,7 @@ class Trainer(Generic[BatchT]):
             for step in range(start, self._steps):
                 began = time.perf_counter()
                 source, values = self._step(step, stream)
+                speed.wait(self._device)
                 values["seconds"] = time.perf_counter() - began
                 done = step + 1
                 stopping = distributed.any_rank(stop.asked, self._device)
@@ -162,13 +163,14 @@ class Trainer(Generic[BatchT]):
         *,
         flush: bool,
     ) -> None:
-        if not distributed.is_main():
-            return
-        self._metrics.add(done, source, values)
+        if distributed.is_main():
+            self._metrics.add(done, source, values)
         progress.advance(bar)
         saving = done % self._recipe.checkpoints.every == 0
         if flush or saving or done % self._recipe.logging.every == 0 or done == self._steps:
-            progress.update(bar, line=_line(self._metrics.write()))
+            # What cannot go on ends on every rank.
+            line = distributed.on_main(lambda: _line(self._metrics.write()))
+            progress.update(bar, line=line)
 
     def _save(self, done: int) -> None:
         state = checkpoint.captured(self._model, self._optimizer)
@@ -191,9 +193,9 @@ def _line(block: Sequence[Mapping[str, Any]]) -> str:
                 f"step {line['step']} ({line['source']}): loss {line['loss']}, gradient norm "
                 f"{line['grad_norm']}; start anew with a lower optim.lr or more optim.warmup_steps"
             )
-    speed = sum(line["tokens"] for line in block) / sum(line["seconds"] for line in block)
+    rate = sum(line["tokens"] for line in block) / sum(line["seconds"] for line in block)
     last = block[-1]
-    return f"loss {last['loss']:.3f}  lr {last['lr']:.1e}  {speed:,.0f} tokens/s"
+    return f"loss {last['loss']:.3f}  lr {last['lr']:.1e}  {rate:,.0f} tokens/s"
 
 
 def _progress() -> Progress:

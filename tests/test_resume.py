@@ -224,16 +224,24 @@ def check_stop(recipe: Path, output: Path) -> None:
 
 
 def test_a_second_signal_is_obeyed_at_once() -> None:
-    process = start(be_told_twice)
+    process = start(be_told_twice, 2.5)
     process.join(10)
     assert process.exitcode == -signal.SIGTERM
 
 
-def be_told_twice() -> None:
+def test_signals_that_come_together_are_one() -> None:
+    # As under torchrun, which hands on what every rank has been sent already.
+    process = start(be_told_twice, 0.1)
+    process.join(10)
+    assert process.exitcode == 0
+
+
+def be_told_twice(seconds: float) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGTERM)
         assert stop.asked
+        time.sleep(seconds)
         signal.raise_signal(signal.SIGTERM)
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from evaluation.folders import write_task
 from ranks import run_on_ranks
 from small_runs import STEPS, metrics_of, write_small_recipe
 from tiny import write_tiny_model
 
 from embedkit import runs
 from embedkit.data.batches import Batches
+from embedkit.errors import UserError
 from embedkit.recipe import load_recipe
 
 
@@ -85,9 +87,10 @@ def check_sources(recipe: Path, output: Path) -> None:
     assert len(seen) == STEPS
 
 
-def torchrun(*words: str) -> "subprocess.CompletedProcess[str]":
+def torchrun(*words: str, module: bool = True) -> "subprocess.CompletedProcess[str]":
     launcher = Path(sys.executable).with_name("torchrun")
-    command = [str(launcher), "--nproc-per-node", "2", "-m", "embedkit_cli", *words]
+    program = ["-m", "embedkit_cli"] if module else []
+    command = [str(launcher), "--nproc-per-node", "2", *program, *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
@@ -101,6 +104,30 @@ def test_torchrun_gives_the_losses_of_one_rank(
     check_equal(metrics_of(tmp_path / "run"), alone)
     # Rank 0 alone prints.
     assert done.stdout.count("model: ") == 1
+
+
+@pytest.mark.slow
+def test_a_script_under_torchrun_may_train_and_evaluate(recipe: Path, tmp_path: Path) -> None:
+    write_task(tmp_path / "tasks" / "Finding", "retrieval")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import embedkit\n"
+        f"embedkit.finetune({str(recipe)!r}, {str(tmp_path / 'run')!r})\n"
+        f"embedkit.evaluate({str(tmp_path / 'run' / 'model')!r},\n"
+        f"    [{str(tmp_path / 'tasks' / 'Finding')!r}], {str(tmp_path / 'scores')!r})\n"
+    )
+    done = torchrun(str(script), module=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "scores" / "summary.json").is_file()
+
+
+def test_a_loss_that_is_not_finite_ends_every_rank(recipe: Path, tmp_path: Path) -> None:
+    run_on_ranks(2, diverge, recipe, tmp_path / "run")
+
+
+def diverge(recipe: Path, output: Path) -> None:
+    with pytest.raises(UserError, match=r"loss nan, .* start anew with a lower optim\.lr"):
+        finetune(recipe, ("optim.lr=1e30", "optim.warmup_steps=0"), output)
 
 
 @pytest.mark.slow

@@ -52,7 +52,11 @@ def flat_best(faiss: Any, device: torch.device) -> Best:
             return torch_best(queries, documents, count)
         given = queries.cpu().numpy(), documents.cpu().numpy(), count
         metric = faiss.METRIC_INNER_PRODUCT
-        found = faiss.knn(*given, metric) if gpu is None else faiss.knn_gpu(gpu, *given, metric)
+        found = (
+            faiss.knn(*given, metric=metric)
+            if gpu is None
+            else faiss.knn_gpu(gpu, *given, metric=metric)
+        )
         scores, places = map(torch.from_numpy, found)
         return scores.to(queries.device), places.to(queries.device)
 

@@ -143,7 +143,16 @@ def _flash2(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
     ends, longest = layout.ends, layout.longest
-    attended: Tensor = flash_attn_varlen_func(q, k, v, ends, ends, longest, longest)
+    attended: Tensor = flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        ends,
+        ends,
+        longest,
+        longest,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
     return attended
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from embedkit.hashing import sha256_of
 from embedkit.models.backbones import Backbone, NeoBERTBackbone, shape_of
-from embedkit.models.encoding import embed_texts
+from embedkit.models.encoding import embed_texts, without_dropout
 from embedkit.models.pooling import first_by_text, mean_by_text
 from embedkit.tokenization import Tokenize, identity_of
 from embedkit.tokens import TokenBatch
@@ -75,20 +75,17 @@ class Embedder(nn.Module):
         self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
     ) -> NDArray[np.float32]:
         """Embed texts, each behind ``prompt``, in any number. Shapes: ``(len(texts), D)``."""
-        was_training = self.training
-        self.eval()
-        vectors = embed_texts(
-            texts,
-            prompt,
-            self,
-            Tokenize(self.tokenizer),
-            width=self.backbone.width,
-            max_tokens=self.max_tokens,
-            device=self.device,
-            show_progress=show_progress,
-        )
-        self.train(was_training)
-        return vectors
+        with without_dropout(self):
+            return embed_texts(
+                texts,
+                prompt,
+                self,
+                Tokenize(self.tokenizer),
+                width=self.backbone.width,
+                max_tokens=self.max_tokens,
+                device=self.device,
+                show_progress=show_progress,
+            )
 
     def encode_query(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Embed queries with the model's own prompt."""

@@ -1,11 +1,12 @@
 """Any number of texts to vectors, a few tokens at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedkit.tokenization import Tokenize
 from embedkit.tokens import TokenBatch, chunks_by_budget
@@ -14,6 +15,17 @@ _TOKENS = 16_384
 """Of one forward."""
 _TEXTS = 8_192
 """Tokenized and sorted by length at a time."""
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Have a model that may be in training encode, and train on as before whatever happens."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def embed_texts(

@@ -25,7 +25,7 @@ from embedkit.models.contextual.context import Context, Embeddings
 from embedkit.models.contextual.prefix import prepare_to_read
 from embedkit.models.contextual.slots import Slots
 from embedkit.models.embedder import Embedder
-from embedkit.models.encoding import embed_texts
+from embedkit.models.encoding import embed_texts, without_dropout
 from embedkit.models.pooling import mean_by_text
 from embedkit.recipe import ContextualConfig
 from embedkit.tokenization import Tokenize, identity_of
@@ -274,21 +274,18 @@ class Contextual(nn.Module):
         show_progress: bool,
     ) -> NDArray[np.float32]:
         """``embed`` of all texts, a few tokens at a time; each text costs ``before`` more."""
-        was_training = self.training
-        self.eval()
-        vectors = embed_texts(
-            texts,
-            prompt,
-            embed,
-            Tokenize(self.tokenizer),
-            width=self.second.width,
-            max_tokens=self.max_tokens,
-            device=self.device,
-            overhead=before,
-            show_progress=show_progress,
-        )
-        self.train(was_training)
-        return vectors
+        with without_dropout(self):
+            return embed_texts(
+                texts,
+                prompt,
+                embed,
+                Tokenize(self.tokenizer),
+                width=self.second.width,
+                max_tokens=self.max_tokens,
+                device=self.device,
+                overhead=before,
+                show_progress=show_progress,
+            )
 
 
 def _without_pooler(

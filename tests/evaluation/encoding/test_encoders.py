@@ -187,7 +187,9 @@ def fail_on_one_rank(model: Path) -> None:
     if distributed.rank() == 1:
         # A text of this model is at least as long as its two special tokens.
         embedder.backbone.register_forward_pre_hook(stumble)
+    embedder.train()
     outcomes = OverRanks(embedder).lead(try_twice)
+    assert embedder.training
     assert outcomes == ["EncodingFailedError", "(1, 32)"]
 
 
