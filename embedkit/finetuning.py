@@ -33,7 +33,7 @@ from embedkit.models.embedder import Embedder
 from embedkit.models.export import write_model
 from embedkit.objectives.contextual import ContextualObjective
 from embedkit.objectives.contrastive import ContrastiveObjective
-from embedkit.prompts import benchmark_prompts
+from embedkit.prompts import SEARCH, benchmark_prompts
 from embedkit.recipe import Recipe
 from embedkit.run_folder import RunFolder
 
@@ -101,7 +101,7 @@ def prepare(
     check_held_out(recipe.evaluation, mixture.manifests)
     recipe = resolve_steps(recipe, mixture)
     schedule = build_schedule(mixture, recipe)
-    model.prompts |= stored_prompts(mixture.records)
+    _replace_prompts(model, stored_prompts(mixture.records))
     if recipe.embedder.benchmark_prompts:
         model.prompts |= benchmark_prompts()
     starting_model.check_lengths(recipe, _limits(mixture), model)
@@ -123,6 +123,14 @@ def prepare(
     for remark in report.remarks(recipe):
         console.print(f"note: {remark}", highlight=False, markup=False, soft_wrap=True)
     return Finetuning(recipe, mixture, model, batches, facts, console)
+
+
+def _replace_prompts(model: Embedder | Contextual, trained: Mapping[str, str]) -> None:
+    """Give a model the prompts of its training, and leave it none of a side that trains without."""
+    kept = {name: each for name, each in model.prompts.items() if name not in SEARCH}
+    model.prompts = {**kept, **trained}
+    if isinstance(model, Embedder) and model.default_prompt_name not in model.prompts:
+        model.default_prompt_name = None
 
 
 def _check_slots(recipe: Recipe, mixture: Mixture) -> None:

@@ -15,6 +15,9 @@ from embedkit.models.neobert.keys import load_pretrained
 from embedkit.recipe import Architecture, PretrainRecipe
 from embedkit.text_mixture import TextMixture
 
+_UNSEEN = ("num_attention_heads", "norm", "norm_eps")
+"""Settings of a network that its weights fit whatever they are."""
+
 
 def random_network(
     recipe: PretrainRecipe, tokenizer: PreTrainedTokenizerBase
@@ -51,18 +54,37 @@ def architecture(model: Architecture, vocabulary: int, pad_id: int = 0) -> NeoBE
 
 
 def stored_weights(recipe: PretrainRecipe) -> Mapping[str, Tensor] | None:
-    """The weights that ``init_from`` names."""
+    """The weights that ``init_from`` names: of a run, those that it ended with.
+
+    Raises:
+        UserError: there are none, they are damaged, or they belong to another network.
+    """
     if recipe.init_from is None:
         return None
     folder = Path(hub.resolve(recipe.init_from))
     if (folder / "run.json").is_file():
-        found, _ = checkpoint.newest(folder / "checkpoints")
+        found, broken = checkpoint.newest(folder / "checkpoints")
+        if broken:
+            raise UserError(f"init_from = {recipe.init_from}: {broken[0]}, or pass its model/")
         if found is not None:
+            _check_settings(recipe, found.facts["recipe"]["model"])
             weights = checkpoint.read_weights(found)
             return {name.removeprefix("network."): each for name, each in weights.items()}
         folder = folder / "model"
     loaded = load_pretrained(NeoBERTForMaskedLM, folder)
+    _check_settings(recipe, loaded.config.to_dict())
     return loaded.state_dict()
+
+
+def _check_settings(recipe: PretrainRecipe, theirs: Mapping[str, object]) -> None:
+    """See that weights were trained with the settings that no shape of a weight shows."""
+    for name in _UNSEEN:
+        own = getattr(recipe.model, name)
+        if theirs[name] != own:
+            raise UserError(
+                f"init_from = {recipe.init_from}: was trained with {name} = {theirs[name]}, and "
+                f"model.{name} = {own}; set what it has"
+            )
 
 
 def fill(network: NeoBERTForMaskedLM, weights: Mapping[str, Tensor], origin: str) -> None:

@@ -42,6 +42,8 @@ class Tokenize:
         whole = [prompt + text for text in texts]
         backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is not None:
+            # Whoever cut texts last has left a limit behind.
+            backend.no_truncation()
             # On all cores, and without the offsets that transformers asks for.
             return [len(each) for each in backend.encode_batch_fast(whole)]
         ids = self._tokenizer(whole, verbose=False)["input_ids"] if whole else []
@@ -71,7 +73,11 @@ def identity_of(tokenizer: PreTrainedTokenizerBase) -> str:
         # One in Python shows its words alone.
         else _digest({"kind": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()})
     )
-    return _digest([rules, sorted(set(tokenizer.all_special_ids))])
+    parts: list[Any] = [rules, sorted(set(tokenizer.all_special_ids))]
+    # Named where it is unusual, so that most identities are what they were before it was.
+    if tokenizer.truncation_side != "right":
+        parts.append(tokenizer.truncation_side)
+    return _digest(parts)
 
 
 @lru_cache(maxsize=8)

@@ -29,6 +29,7 @@ from embedkit.models import hub
 from embedkit.models.contextual.export import write_contextual
 from embedkit.models.contextual.loading import load_contextual
 from embedkit.models.contextual.model import Contextual
+from embedkit.models.export import write_model
 from embedkit.recipe import Recipe, load_recipe
 from embedkit.tokens import TokenBatch
 
@@ -238,6 +239,33 @@ def test_a_frozen_context_leaves_nothing_to_train(
     recipe = contextual(small_recipe, f"model={tmp_path / 'frozen'}")
     with pytest.raises(UserError, match="has a frozen context and no first encoder to train"):
         runs.finetune(recipe, tmp_path / "run")
+
+
+def test_prompts_that_training_did_without_are_not_exported(
+    small_recipe: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    backbone = hub.load(str(tiny_model))
+    backbone.prompts = {"query": "OLD: ", "document": "OLD: ", "NQ": "of a task: "}
+    backbone.default_prompt_name = "query"
+    write_model(backbone, tmp_path / "backbone")
+    recipe = load_recipe(str(small_recipe), [f"model={tmp_path / 'backbone'}", "steps=1"])
+    for manifest, own in {"pairs": "A: ", "triplets": "B: "}.items():
+        # The sources disagree on queries and agree on documents.
+        file = tmp_path / f"{manifest}.toml"
+        text = (small_recipe.parent / f"{manifest}.toml").read_text()
+        file.write_text(text.replace('"query: "', f'"{own}"'))
+    mix = [{"manifest": str(tmp_path / f"{name}.toml")} for name in ("pairs", "triplets")]
+    data = recipe.data.model_dump(mode="json", exclude_none=True) | {"mix": mix}
+    recipe = Recipe.model_validate(recipe.model_dump(exclude_none=True) | {"data": data})
+    runs.finetune(recipe, tmp_path / "run")
+    exported = hub.load(str(tmp_path / "run" / "model"))
+    assert exported.prompts == {
+        "NQ": "of a task: ",
+        "document": "",
+        "pairs-query": "A: ",
+        "triplets-query": "B: ",
+    }
+    assert exported.default_prompt_name is None
 
 
 def test_widths_of_two_stages_are_trained_too(small_recipe: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -243,6 +244,33 @@ def test_weights_of_other_sizes_are_refused(recipe: str, alone: Path, tmp_path: 
     with pytest.raises(UserError, match=r"init_from = .*: 6 of its weights are not this model's"):
         pretrain(recipe, overrides, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("num_attention_heads=1", "was trained with num_attention_heads = 2, and model"),
+        ("norm_eps=1e-6", r"was trained with norm_eps = 1e-05, and model\.norm_eps = 1e-06"),
+    ],
+)
+@pytest.mark.parametrize("part", ["", "model"])
+def test_settings_that_no_weight_shows_are_compared(
+    part: str, setting: str, message: str, recipe: str, alone: Path, tmp_path: Path
+) -> None:
+    overrides = (f"init_from={alone / part}", f"model.{setting}")
+    with pytest.raises(UserError, match=message):
+        pretrain(recipe, overrides, tmp_path / "run")
+
+
+def test_a_damaged_end_of_the_first_stage_is_not_passed_over(
+    recipe: str, alone: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(alone, tmp_path / "one")
+    last = max((tmp_path / "one" / "checkpoints").glob("step-*"))
+    weights = next(last.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    with pytest.raises(UserError, match=r"differs from what was written; delete it, or pass its"):
+        pretrain(recipe, (f"init_from={tmp_path / 'one'}",), tmp_path / "run")
 
 
 def test_texts_of_ones_own_stand_in_for_a_manifest(recipe: str, tmp_path: Path) -> None:

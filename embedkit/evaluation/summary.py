@@ -130,7 +130,8 @@ class Summary:
 def comparison(before: Summary, after: Summary) -> Table:
     """Each task's score before, after and the difference, times 100.
 
-    The means are over the tasks that have both scores, else they would compare different tasks.
+    The means are over the tasks that have both scores, and of the same data, else they would
+    compare different tasks.
     """
     same = before.model == after.model
     models = f"{before.model}, before and after" if same else f"{before.model} and {after.model}"
@@ -143,9 +144,10 @@ def comparison(before: Summary, after: Summary) -> Table:
     for name in names:
         pair = [summary.scores.get(name) for summary in (before, after)]
         metric = next((each.metric for each in pair if each), "")
-        table.add_row(name, metric, *_change(*(each.score if each else None for each in pair)))
+        scores = (each.score if each else None for each in pair)
+        table.add_row(name, metric, *_change(*scores, comparable=_alike(*pair)))
     table.add_section()
-    both = [name for name in names if name in before.scores and name in after.scores]
+    both = [name for name in names if _alike(before.scores.get(name), after.scores.get(name))]
     sides = [[summary.scores[name] for name in both] for summary in (before, after)]
     types = [_mean(list(_type_means(scores).values())) for scores in sides]
     tasks = [_mean([each.score for each in scores]) for scores in sides]
@@ -175,6 +177,17 @@ def _percent(score: float | None) -> str:
     return "-" if score is None else f"{100 * score:.2f}"
 
 
-def _change(before: float | None, after: float | None) -> tuple[str, str, str]:
-    difference = "-" if before is None or after is None else f"{100 * (after - before):+.2f}"
+def _alike(one: TaskScore | None, other: TaskScore | None) -> bool:
+    """Whether two scores are of the same data, counted the same way."""
+    if one is None or other is None:
+        return False
+    return (one.metric, one.revision, one.splits) == (other.metric, other.revision, other.splits)
+
+
+def _change(
+    before: float | None, after: float | None, *, comparable: bool = True
+) -> tuple[str, str, str]:
+    difference = "-"
+    if comparable and before is not None and after is not None:
+        difference = f"{100 * (after - before):+.2f}"
     return _percent(before), _percent(after), difference

@@ -106,11 +106,11 @@ def absolute_positions(model: nn.Module) -> int | None:
     return None
 
 
-def shape_of(backbone: Backbone | NeoBERTBackbone) -> dict[str, Any]:
+def shape_of(model: PreTrainedModel) -> dict[str, Any]:
     """What the configuration of an encoder says of how its weights become vectors."""
     return {
         key: value
-        for key, value in backbone.model.config.to_dict().items()
+        for key, value in model.config.to_dict().items()
         if not any(part in key for part in _OF_NO_VECTOR)
     }
 

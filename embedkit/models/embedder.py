@@ -104,7 +104,7 @@ class Embedder(nn.Module):
         """SHA-256 of all that a vector depends on: network, tokenizer and how they are read."""
         settings = {
             "weights": sha256_of(self.state_dict()),
-            "config": shape_of(self.backbone),
+            "config": shape_of(self.backbone.model),
             "tokenizer": identity_of(self.tokenizer),
             "prompts": self.prompts,
             "pooling": self.pooling,

@@ -3,12 +3,23 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+
 from embedkit.errors import UserError
 from embedkit.models.embedder import Pooling
+from embedkit.models.neobert.keys import PINNED
 from embedkit.models.pickled import refuse_pickle
+from embedkit.network import settle_network
+
+_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
+"""Of a model on the hub: settings, tokenizer and weights."""
+_NO_LIMIT = 10**6
+"""What a tokenizer's limit is below, where it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +37,13 @@ class Stored:
 def read_stored(folder: str) -> Stored:
     """Read ``modules.json`` and what it names; ``folder`` may also be a hub id or a bare encoder.
 
+    A hub id with a ``modules.json`` is fetched whole, and ``encoder`` then lies in the hub's cache.
+
     Raises:
         UserError: the folder holds no model, or one with parts that embedkit does not know.
     """
+    if not Path(folder).is_dir():
+        folder = _fetched(folder) or folder
     root = Path(folder)
     if not (root / "modules.json").is_file():
         if root.is_dir() and not (root / "config.json").is_file():
@@ -45,6 +60,10 @@ def read_stored(folder: str) -> Stored:
     encoder = root / modules["Transformer"]
     pooling = read_json(root / modules["Pooling"] / "config.json")
     limit = read_json(encoder / "sentence_bert_config.json").get("max_seq_length")
+    # Where sentence-transformers has kept it from 6.2 on.
+    of_tokenizer = read_json(encoder / "tokenizer_config.json").get("model_max_length")
+    if not limit and of_tokenizer and of_tokenizer < _NO_LIMIT:
+        limit = of_tokenizer
     settings = read_json(root / "config_sentence_transformers.json")
     return Stored(
         encoder=str(encoder),
@@ -54,6 +73,25 @@ def read_stored(folder: str) -> Stored:
         default_prompt_name=settings.get("default_prompt_name"),
         max_tokens=int(limit) if limit else None,
     )
+
+
+@cache
+def _fetched(name: str) -> str | None:
+    """The folder of a sentence-transformers model on the hub; ``None`` of another, or offline."""
+    settle_network()
+    revision = PINNED.get(name)
+    try:
+        hf_hub_download(name, "modules.json", revision=revision)
+    # The last is that of a file that is neither in the cache nor within reach.
+    except (HFValidationError, HfHubHTTPError, EntryNotFoundError, OSError):
+        return None
+    try:
+        folder = snapshot_download(name, revision=revision, allow_patterns=_FILES)
+    except (HfHubHTTPError, OSError) as error:
+        raise UserError(f"{name}: cannot be fetched: {' '.join(str(error).split())}") from None
+    if not list(Path(folder).rglob("*.safetensors")):
+        refuse_pickle(name)
+    return folder
 
 
 def read_json(path: Path) -> Any:

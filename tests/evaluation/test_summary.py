@@ -52,6 +52,16 @@ def test_a_comparison_shows_each_difference_and_both_means() -> None:
     assert "+2.00" in tasks
 
 
+def test_scores_on_other_data_are_not_subtracted() -> None:
+    before, after = summary(), summary(NQ=0.26)
+    other = replace(after.scores["NQ"], revision="another")
+    after = replace(after, scores={**after.scores, "NQ": other})
+    lines = as_text(comparison(before, after)).splitlines()
+    cells = {line.split()[1]: line.split() for line in lines if line.startswith("│")}
+    assert cells["NQ"][5:] == ["20.00", "│", "26.00", "│", "-", "│"]
+    assert any("mean over 2 tasks" in line and "+0.00" in line for line in lines), lines
+
+
 def test_the_means_of_a_comparison_are_over_common_tasks() -> None:
     before = summary()
     after = replace(before, scores={"STS12": replace(before.scores["STS12"], score=0.6)})

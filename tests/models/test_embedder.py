@@ -163,6 +163,10 @@ def change_the_tokenizer(model: Embedder) -> None:
     backend.normalizer = BertNormalizer(lowercase=False)
 
 
+def cut_at_the_front(model: Embedder) -> None:
+    model.tokenizer.truncation_side = "left"
+
+
 def set_to(name: str, value: object) -> Callable[[Embedder], None]:
     return lambda model: setattr(model, name, value)
 
@@ -179,6 +183,7 @@ def set_to(name: str, value: object) -> Callable[[Embedder], None]:
         pytest.param(set_to("pooling", "cls"), id="the pooling"),
         pytest.param(set_to("include_prompt", False), id="what is pooled"),
         pytest.param(set_to("max_tokens", 17), id="the length"),
+        pytest.param(cut_at_the_front, id="where texts are cut"),
     ],
 )
 def test_the_identity_changes_with(change: Callable[[Embedder], None], tiny: Embedder) -> None:

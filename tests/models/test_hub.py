@@ -1,5 +1,8 @@
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,48 @@ def test_a_stored_limit_beyond_the_models_own_is_cut_to_it(
     again = hub.load(str(tmp_path / "model"))
     assert (again.max_tokens, again.position_limit) == (128, 128)
     assert again.encode(["word " * 200]).shape == (1, 32)
+
+
+def test_a_limit_that_only_the_tokenizer_states_is_taken(tiny_model: Path, tmp_path: Path) -> None:
+    embedder = hub.load(str(tiny_model))
+    embedder.max_tokens = 32
+    write_model(embedder, tmp_path / "model")
+    # As sentence-transformers writes it from 6.2 on.
+    stated = tmp_path / "model" / "sentence_bert_config.json"
+    settings = json.loads(stated.read_text())
+    del settings["max_seq_length"]
+    stated.write_text(json.dumps(settings))
+    of_tokenizer = tmp_path / "model" / "tokenizer_config.json"
+    of_tokenizer.write_text(
+        json.dumps(json.loads(of_tokenizer.read_text()) | {"model_max_length": 32})
+    )
+    assert hub.load(str(tmp_path / "model")).max_tokens == 32
+
+
+def test_a_hub_id_brings_what_its_folder_does(tiny_model: Path, tmp_path: Path) -> None:
+    embedder = hub.load(str(tiny_model), settings=Settings(pooling="cls"))
+    embedder.prompts, embedder.max_tokens = {"query": "find: "}, 32
+    cached = tmp_path / "hub" / "models--org--small"
+    write_model(embedder, cached / "snapshots" / ("a" * 40))
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("a" * 40)
+    shutil.copytree(tiny_model, tmp_path / "hub/models--org--bare/snapshots" / ("b" * 40))
+    (tmp_path / "hub/models--org--bare/refs").mkdir()
+    (tmp_path / "hub/models--org--bare/refs/main").write_text("b" * 40)
+    code = (
+        "from embedkit.models import hub\n"
+        "for name in ('org/small', 'org/bare'):\n"
+        "    model = hub.load(name)\n"
+        "    print(model.name, model.pooling, model.prompts, model.max_tokens)\n"
+    )
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "org/small cls {'query': 'find: '} 32",
+        "org/bare mean {} 128",
+    ]
 
 
 def write_roberta(folder: Path) -> Path:

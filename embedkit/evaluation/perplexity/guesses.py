@@ -1,6 +1,7 @@
 """What a masked language model guesses: the loss of a token that is masked alone."""
 
 import hashlib
+import json
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from embedkit.hashing import sha256_of
+from embedkit.models.backbones import shape_of
 
 _TOKENS = 16_384
 """Of one forward: as many copies of a document, each with its own mask."""
@@ -33,8 +35,14 @@ class Guesser:
 
     @property
     def identity(self) -> str:
-        """SHA-256 of all that a loss depends on: weights, the mask's id, the type of products."""
-        described = f"{sha256_of(self._model.state_dict())} {self._mask_id} {self._autocast}"
+        """SHA-256 of all that a loss depends on: network, the mask's id, the type of products."""
+        settings = {
+            "weights": sha256_of(self._model.state_dict()),
+            "config": shape_of(self._model),
+            "mask": self._mask_id,
+            "autocast": str(self._autocast),
+        }
+        described = json.dumps(settings, sort_keys=True, default=str)
         return hashlib.sha256(described.encode()).hexdigest()
 
     @torch.inference_mode()

@@ -251,7 +251,7 @@ class Contextual(nn.Module):
         settings = {
             "weights": self._hashed[1],
             "config": self.config.model_dump(),
-            "encoders": [shape_of(each) for each in (self.first, self.second) if each],
+            "encoders": [shape_of(each.model) for each in (self.first, self.second) if each],
             # Anew, since a tokenizer changes without a trace.
             "tokenizer": identity_of(self.tokenizer),
             "prompts": self.prompts,

@@ -142,9 +142,12 @@ def test_logits_of_all_positions_are_kept_few(monkeypatch: pytest.MonkeyPatch) -
     assert widths_of_logits(made(LooksAround)) == [len(IDS)] * 3
 
 
-def test_a_model_is_known_by_its_weights_its_mask_and_its_precision() -> None:
+def test_a_model_is_known_by_its_network_its_mask_and_its_precision() -> None:
     network = made(bert)
     first = Guesser(network, MASK).identity
+    other_heads = made(bert)
+    other_heads.config.num_attention_heads *= 2
+    assert Guesser(other_heads, MASK).identity != first
     assert Guesser(made(bert), MASK).identity == first
     assert Guesser(network, MASK + 1).identity != first
     assert Guesser(network, MASK, autocast=torch.bfloat16).identity != first
