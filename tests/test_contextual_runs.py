@@ -310,7 +310,7 @@ def check_contexts(recipe: Recipe, folder: Path) -> None:
     (folder / f"{distributed.rank()}.json").write_text(json.dumps(read))
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_is_scored_before_between_and_after_in_a_context_of_each_task(
     world_size: int, small_recipe: Path, tmp_path: Path
 ) -> None:

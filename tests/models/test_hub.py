@@ -71,6 +71,7 @@ def test_a_limit_that_only_the_tokenizer_states_is_taken(tiny_model: Path, tmp_p
     assert hub.load(str(tmp_path / "model")).max_tokens == 32
 
 
+@pytest.mark.slow
 def test_a_hub_id_brings_what_its_folder_does(tiny_model: Path, tmp_path: Path) -> None:
     embedder = hub.load(str(tiny_model), settings=Settings(pooling="cls"))
     embedder.prompts, embedder.max_tokens = {"query": "find: "}, 32
