@@ -65,7 +65,9 @@ def stored_weights(recipe: PretrainRecipe) -> Mapping[str, Tensor] | None:
     if (folder / "run.json").is_file():
         found, broken = checkpoint.newest(folder / "checkpoints")
         if broken:
-            raise UserError(f"init_from = {recipe.init_from}: {broken[0]}, or pass its model/")
+            raise UserError(
+                f"init_from = {recipe.init_from}: {broken[0]}, or pass {folder / 'model'}"
+            )
         if found is not None:
             _check_settings(recipe, found.facts["recipe"]["model"])
             weights = checkpoint.read_weights(found)

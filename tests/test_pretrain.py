@@ -269,7 +269,9 @@ def test_a_damaged_end_of_the_first_stage_is_not_passed_over(
     last = max((tmp_path / "one" / "checkpoints").glob("step-*"))
     weights = next(last.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
-    with pytest.raises(UserError, match=r"differs from what was written; delete it, or pass its"):
+    with pytest.raises(
+        UserError, match=r"differs from what was written; delete it, or pass .*/model"
+    ):
         pretrain(recipe, (f"init_from={tmp_path / 'one'}",), tmp_path / "run")
 
 
