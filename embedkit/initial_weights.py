@@ -1,5 +1,6 @@
 """The weights that pretraining begins with: random ones, or another run's."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from embedkit import checkpoint, keyed
+from embedkit import checkpoint, distributed, keyed
 from embedkit.errors import UserError
 from embedkit.models import hub
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM
@@ -54,7 +55,7 @@ def architecture(model: Architecture, vocabulary: int, pad_id: int = 0) -> NeoBE
 
 
 def stored_weights(recipe: PretrainRecipe) -> Mapping[str, Tensor] | None:
-    """The weights that ``init_from`` names: of a run, those that it ended with.
+    """The weights that ``init_from`` names: of a run, those that it has come to.
 
     Raises:
         UserError: there are none, they are damaged, or they belong to another network.
@@ -69,7 +70,14 @@ def stored_weights(recipe: PretrainRecipe) -> Mapping[str, Tensor] | None:
                 f"init_from = {recipe.init_from}: {broken[0]}, or pass {folder / 'model'}"
             )
         if found is not None:
-            _check_settings(recipe, found.facts["recipe"]["model"])
+            ran = found.facts["recipe"]
+            _check_settings(recipe, ran["model"])
+            if found.step < ran["steps"] and distributed.is_main():
+                warnings.warn(
+                    f"init_from = {recipe.init_from}: its run has come to step {found.step} of "
+                    f"{ran['steps']}, and these are the weights that are taken",
+                    stacklevel=2,
+                )
             weights = checkpoint.read_weights(found)
             return {name.removeprefix("network."): each for name, each in weights.items()}
         folder = folder / "model"

@@ -43,23 +43,25 @@ class Measuring:
 
     def before(self, start: int) -> None:
         """Score the backbone, unless training has begun."""
-        if self._wanted.wanted and self._wanted.before and start == 0:
+        if self._wanted.before and start == 0:
             self._score("before")
 
     def after_step(self, done: int) -> None:
         """Score on the way, if ``done`` steps are a time for it."""
-        if self._wanted.wanted and self._wanted.every and done % self._wanted.every == 0:
+        if self._wanted.every and done % self._wanted.every == 0:
             self._score(f"step-{done:06d}")
 
     def after(self) -> tuple[Summary | None, Summary | None]:
         """Score the trained model: the backbone's summary, where there is one, and the model's."""
-        if not self._wanted.wanted:
-            return None, None
         stored = self._folder.evaluation / "before" / "summary.json"
         before = Summary.read(stored) if stored.is_file() else None
-        return before, self._score("after")
+        after = self._score("after")
+        return (before if after else None), after
 
-    def _score(self, name: str) -> Summary:
+    def _score(self, name: str) -> Summary | None:
+        """Score on what is wanted, if anything is."""
+        if not self._wanted.wanted:
+            return None
         return OverRanks(self._model).lead(partial(self._scored, name))
 
     def _scored(self, name: str, ranks: OverRanks) -> Summary:

@@ -275,6 +275,15 @@ def test_a_damaged_end_of_the_first_stage_is_not_passed_over(
         pretrain(recipe, (f"init_from={tmp_path / 'one'}",), tmp_path / "run")
 
 
+def test_an_unfinished_first_stage_is_told_of(recipe: str, alone: Path, tmp_path: Path) -> None:
+    shutil.copytree(alone, tmp_path / "one")
+    checkpoints = sorted((tmp_path / "one" / "checkpoints").glob("step-*"))
+    shutil.rmtree(checkpoints[-1])
+    overrides = (f"init_from={tmp_path / 'one'}", "steps=1")
+    with pytest.warns(UserWarning, match=rf"its run has come to step \d+ of {STEPS}, and these"):
+        pretrain(recipe, overrides, tmp_path / "run")
+
+
 def test_texts_of_ones_own_stand_in_for_a_manifest(recipe: str, tmp_path: Path) -> None:
     own = Texts.from_rows([f"{number} amber birch cedar" for number in range(50)])
     tables = load_pretrain_recipe(recipe).model_dump(mode="json", exclude_none=True)
