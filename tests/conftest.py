@@ -12,9 +12,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
-from bare import make_bare_venv
-from small_runs import write_small_recipe
-from tiny import write_tiny_model
+from support.bare_venv import make_bare_venv
+from support.small_runs import write_small_recipe
+from support.tiny_bert import write_tiny_model
 
 from embedkit import cluster, load_recipe
 

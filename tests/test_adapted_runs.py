@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bare import run_bare
-from models.tiny_neobert import tiny_neobert, write_with_tokenizer
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from small_runs import metrics_of
-from tiny import write_tiny_model
+from support.bare_venv import run_bare
+from support.small_runs import metrics_of
+from support.tiny_bert import write_tiny_model
+from support.tiny_neobert import tiny_neobert, write_with_tokenizer
 
 from embedkit import checkpoint, runs
 from embedkit.models import hub, lora

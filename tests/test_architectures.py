@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bare import run_bare
-from models.tiny_neobert import tiny_neobert
-from small_runs import metrics_of
-from tiny import real_tokenizer
+from support.bare_venv import run_bare
+from support.small_runs import metrics_of
+from support.tiny_bert import real_tokenizer
+from support.tiny_neobert import tiny_neobert
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
     AutoTokenizer,

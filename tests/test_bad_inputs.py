@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import tomli_w
 from embedkit_cli.app import main
-from small_runs import write_source
+from support.small_runs import write_source
 
 FINETUNE = ("finetune", "--recipe", "recipe.toml", "--output", "run")
 ROW = {"query": "a question", "positive": "an answer"}

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from cde_fixtures import BGE_ID, write_bucket, write_hub
-from small_runs import metrics_of
+from support.cde_sets import BGE_ID, write_bucket, write_hub
+from support.small_runs import metrics_of
 
 from embedkit.models.contextual.loading import load_contextual
 from embedkit.recipe import load_recipe

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from embedkit_cli.app import app, main
-from small_runs import STEPS
+from support.small_runs import STEPS
 from typer.testing import CliRunner
 
 from embedkit import runs

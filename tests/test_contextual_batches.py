@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from breaking import CrashError, at_step
-from ranks import run_on_ranks
-from small_runs import STEPS, metrics_of, state_of, write_source
+from support.interrupted import CrashError, at_step
+from support.ranks import run_on_ranks
+from support.small_runs import STEPS, metrics_of, state_of, write_source
 
 import embedkit
 from embedkit import BatchTable, distributed, runs

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from breaking import CrashError, at_step, start, wait_for_lines
-from evaluation.folders import write_task
-from ranks import run_on_ranks
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from small_runs import STEPS, metrics_of, state_of
+from support.interrupted import CrashError, at_step, start, wait_for_lines
+from support.ranks import run_on_ranks
+from support.small_runs import STEPS, metrics_of, state_of
+from support.task_folders import write_task
 from torch import Tensor
 
 from embedkit import checkpoint, distributed, runs, starting_model

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from ranks import run_on_ranks
+from support.ranks import run_on_ranks
 from torch import Tensor, nn
 
 from embedkit import distributed

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny import gradients, tiny_embedder
+from support.tiny_bert import gradients, tiny_embedder
 from torch import Tensor, nn
 
 from embedkit.gradcache import Replay

@@ -2,8 +2,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import run_on_ranks
-from small_runs import STEPS
+from support.ranks import run_on_ranks
+from support.small_runs import STEPS
 
 from embedkit.data.records import Records
 from embedkit.errors import DataError, UserError

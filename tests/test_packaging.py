@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from bare import make_bare_venv, run_bare
+from support.bare_venv import make_bare_venv, run_bare
 
 ROOT = Path(__file__).parents[1]
 

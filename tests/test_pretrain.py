@@ -12,11 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from breaking import CrashError, at_step, wait_for_lines
-from ranks import run_on_ranks
 from safetensors.torch import load_file
-from small_runs import STEPS, metrics_of, state_of, write_small_pretraining, write_small_recipe
-from tiny import MINILM
+from support.interrupted import CrashError, at_step, wait_for_lines
+from support.ranks import run_on_ranks
+from support.small_runs import (
+    STEPS,
+    metrics_of,
+    state_of,
+    write_small_pretraining,
+    write_small_recipe,
+)
+from support.tiny_bert import MINILM
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from embedkit import distributed, runs

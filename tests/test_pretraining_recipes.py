@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import metrics_of
-from tiny import MINILM
+from support.small_runs import metrics_of
+from support.tiny_bert import MINILM
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 

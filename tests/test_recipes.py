@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import metrics_of
+from support.small_runs import metrics_of
 
 from embedkit.data.manifest import (
     FilesSource,

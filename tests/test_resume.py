@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from breaking import CrashError, at_step, start, wait_for_lines
 from embedkit_cli.app import main
-from ranks import run_on_ranks
-from small_runs import STEPS, metrics_of, state_of, write_small_recipe
+from support.interrupted import CrashError, at_step, start, wait_for_lines
+from support.ranks import run_on_ranks
+from support.small_runs import STEPS, metrics_of, state_of, write_small_recipe
 
 from embedkit import distributed, runs
 from embedkit.errors import UserError

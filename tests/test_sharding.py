@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import run_on_ranks
+from support.ranks import run_on_ranks
 from torch import Tensor, nn
 
 from embedkit import checkpoint, distributed, sharding

@@ -1,9 +1,9 @@
 from typing import Any
 
 import pytest
-from ranks import run_on_ranks
 from rich.console import Console
-from tiny import real_tokenizer
+from support.ranks import run_on_ranks
+from support.tiny_bert import real_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from embedkit.data.texts import Texts

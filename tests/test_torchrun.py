@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from evaluation.folders import write_task
-from ranks import run_on_ranks
-from small_runs import STEPS, metrics_of, write_small_recipe
-from tiny import write_tiny_model
+from support.ranks import run_on_ranks
+from support.small_runs import STEPS, metrics_of, write_small_recipe
+from support.task_folders import write_task
+from support.tiny_bert import write_tiny_model
 
 from embedkit import runs
 from embedkit.data.batches import Batches

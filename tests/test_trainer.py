@@ -6,8 +6,8 @@ from typing import Any, Self
 
 import pytest
 import torch
-from ranks import run_on_ranks
-from small_runs import metrics_of
+from support.ranks import run_on_ranks
+from support.small_runs import metrics_of
 from torch import Tensor, nn
 
 from embedkit import distributed, keyed

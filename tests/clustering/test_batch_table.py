@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from breaking import start
 from numpy.typing import NDArray
-from ranks import run_on_ranks
-from small_runs import write_source
+from support.interrupted import start
+from support.ranks import run_on_ranks
+from support.small_runs import write_source
 
 import embedkit
 from embedkit import BatchTable, DataError, Records, UserError

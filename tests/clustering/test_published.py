@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from clustering.stores import random_vectors, write_store
+from support.vector_stores import random_vectors, write_store
 
 from embedkit.clustering.backends import FaissBackend
 from embedkit.clustering.published import own_share, packed, published_clusters

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from clustering.stores import random_vectors, write_store
 from numpy.typing import NDArray
+from support.vector_stores import random_vectors, write_store
 
 from embedkit.clustering.quality import measure
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from clustering.stores import write_store
+from support.vector_stores import write_store
 
 from embedkit.clustering.reduction import mean_directions, principal_axes, write_points
 

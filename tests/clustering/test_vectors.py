@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from breaking import start
 from numpy.typing import NDArray
-from ranks import run_on_ranks
 from rich.console import Console
+from support.interrupted import start
+from support.ranks import run_on_ranks
 
 from embedkit import distributed
 from embedkit.clustering import vectors

@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 import torch
-from tiny import real_tokenizer
+from support.tiny_bert import real_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed

@@ -4,7 +4,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-from cde_fixtures import (
+from embedkit_cli.data import app, prepare
+from support.cde_sets import (
     BGE,
     BGE_ID,
     NOMIC,
@@ -14,8 +15,7 @@ from cde_fixtures import (
     write_bucket,
     write_hub,
 )
-from embedkit_cli.data import app, prepare
-from tiny import MINILM
+from support.tiny_bert import MINILM
 from typer.testing import CliRunner
 
 from embedkit.data.manifest import Manifest, load_manifest, shipped_manifests

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hub_fixtures import FIXTURES, write_data_set
+from support.hub_sets import FIXTURES, write_data_set
 
 from embedkit.data.manifest import HubSource, Manifest, SameLabel, load_manifest
 from embedkit.data.records import Record, Records, open_manifest

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import MINILM
+from support.tiny_bert import MINILM
 
 from embedkit.data import cache, lengths
 from embedkit.data.lengths import Lengths, all_lengths, quantiles, sampled_lengths

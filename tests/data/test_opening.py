@@ -5,8 +5,8 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from hub_fixtures import FIXTURES, write_data_set
-from small_runs import write_source
+from support.hub_sets import FIXTURES, write_data_set
+from support.small_runs import write_source
 
 from embedkit.data import cache
 from embedkit.data.opening import open_all

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from embedkit_cli.data import prepare
-from hub_fixtures import FIXTURES, write_data_set
-from tiny import MINILM
+from support.hub_sets import FIXTURES, write_data_set
+from support.tiny_bert import MINILM
 
 from embedkit.data.records import open_records
 from embedkit.errors import UserError

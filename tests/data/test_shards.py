@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from shard_fixtures import write_shards
+from support.shards import write_shards
 
 from embedkit.data.files import Rows
 from embedkit.data.manifest import Manifest, load_manifest

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from evaluation.encoders import minilm, random_model
-from evaluation.mirrors import write_mirror
 from sentence_transformers import SentenceTransformer
+from support.encoders import minilm, random_model
+from support.mirrors import write_mirror
 
 
 @pytest.fixture(scope="session")

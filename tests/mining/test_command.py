@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from embedkit_cli.app import app, main
-from small_runs import write_source
+from support.small_runs import write_source
 from typer.testing import CliRunner
 
 from embedkit.errors import UserError

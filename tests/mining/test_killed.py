@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from breaking import start
+from support.interrupted import start
 
 from embedkit import blocks
 from embedkit.data.records import Records

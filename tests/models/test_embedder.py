@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling as TheirPooling
-from tiny import MINILM, tiny_embedder
+from support.tiny_bert import MINILM, tiny_embedder
 from tokenizers.normalizers import BertNormalizer
 
 from embedkit.models import encoding, hub

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 import torch
-from models.tiny_neobert import ABLATIONS, YARN, tiny_config, tiny_neobert
+from support.tiny_neobert import ABLATIONS, YARN, tiny_config, tiny_neobert
 from torch import Tensor, nn
 
 from embedkit.models import eurobert

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from bare import run_bare
 from sentence_transformers import SentenceTransformer
+from support.bare_venv import run_bare
 
 from embedkit.models import hub
 from embedkit.models.embedder import Embedder

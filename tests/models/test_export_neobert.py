@@ -7,18 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bare import run_bare
 from embedkit_cli.app import main
-from models.tiny_neobert import (
-    ABLATIONS,
-    YARN,
-    tiny_masked_lm,
-    tiny_neobert,
-    write_with_tokenizer,
-)
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from tiny import MINILM
+from support.bare_venv import run_bare
+from support.tiny_bert import MINILM
+from support.tiny_neobert import ABLATIONS, YARN, tiny_masked_lm, tiny_neobert, write_with_tokenizer
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from embedkit.errors import UserError

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import MINILM, real_tokenizer
+from support.tiny_bert import MINILM, real_tokenizer
 from transformers import RobertaConfig, RobertaForMaskedLM
 
 from embedkit.errors import UserError

@@ -2,8 +2,8 @@ import sys
 
 import pytest
 import torch
-from models.tiny_neobert import tiny_neobert
-from tiny import tiny_bert
+from support.tiny_bert import tiny_bert
+from support.tiny_neobert import tiny_neobert
 from torch import nn
 from transformers import PreTrainedModel
 

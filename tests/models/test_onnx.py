@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from models.tiny_neobert import YARN, tiny_neobert, write_with_tokenizer
+from support.tiny_neobert import YARN, tiny_neobert, write_with_tokenizer
 from transformers import AutoTokenizer
 
 from embedkit.errors import UserError

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from models.contextual.small import contextual
 from objectives.test_contrastive import EVERYTHING, ROWS, TAU, counts, share, shares
-from ranks import run_on_ranks
-from tiny import gradients
+from support.ranks import run_on_ranks
+from support.small_contextual import contextual
+from support.tiny_bert import gradients
 from torch import Tensor, nn
 
 from embedkit import distributed, keyed

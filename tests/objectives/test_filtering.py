@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from ranks import run_on_ranks
-from tiny import gradients, tiny_embedder
+from support.ranks import run_on_ranks
+from support.tiny_bert import gradients, tiny_embedder
 from torch import Tensor
 
 from embedkit import distributed

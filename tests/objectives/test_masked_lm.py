@@ -1,8 +1,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import run_on_ranks
-from tiny import gradients
+from support.ranks import run_on_ranks
+from support.tiny_bert import gradients
 from torch import Tensor
 
 from embedkit import distributed

@@ -8,7 +8,7 @@ from sentence_transformers.sentence_transformer.losses import (
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
 )
-from tiny import gradients, tiny_embedder
+from support.tiny_bert import gradients, tiny_embedder
 from torch import Tensor, nn
 
 from embedkit.data.batches import ContrastiveBatch

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from evaluation.counting import Counting
-from evaluation.encoders import Encoder
-from evaluation.folders import QUERIES, write_task
-from ranks import run_on_ranks
 from sentence_transformers import SentenceTransformer
+from support.counting_encoder import Counting
+from support.encoders import Encoder
+from support.ranks import run_on_ranks
+from support.task_folders import QUERIES, write_task
 
 from embedkit import distributed
 from embedkit.evaluation.encoding import encoders

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import run_on_ranks
+from support.ranks import run_on_ranks
 from torch.distributed import barrier
 
 from embedkit.evaluation.encoding.vector_cache import VectorCache, keys_of

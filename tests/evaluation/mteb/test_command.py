@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import typer
 from embedkit_cli.evaluate import eval_mteb
-from evaluation.folders import write_task
+from support.task_folders import write_task
 from typer.testing import CliRunner
 
 from embedkit.errors import UserError

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from evaluation.contextual import PROMPTS, Noting, tiny_contextual
-from evaluation.folders import ANIMALS, DOCUMENTS, LABELLED, MONEY, QUERIES, TYPES, write_task
-from evaluation.mirrors import ONE_OF_EACH_TYPE
 from mteb.abstasks.abstask import AbsTask
-from ranks import run_on_ranks
 from scipy.stats import spearmanr
+from support.contextual_tasks import PROMPTS, Noting, tiny_contextual
+from support.mirrors import ONE_OF_EACH_TYPE
+from support.ranks import run_on_ranks
+from support.task_folders import ANIMALS, DOCUMENTS, LABELLED, MONEY, QUERIES, TYPES, write_task
 
 from embedkit import distributed
 from embedkit.errors import UserError

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from embedkit_cli.app import app, main
-from evaluation.contextual import tiny_contextual
-from evaluation.folders import write_task
+from support.contextual_tasks import tiny_contextual
+from support.task_folders import write_task
 from typer.testing import CliRunner
 
 from embedkit.evaluation.mteb import estimate as estimating

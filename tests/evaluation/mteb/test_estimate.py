@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 from embedkit_cli.app import app
-from evaluation.counting import Counting
-from evaluation.folders import write_task
-from evaluation.mirrors import ONE_OF_EACH_TYPE
+from support.counting_encoder import Counting
+from support.mirrors import ONE_OF_EACH_TYPE
+from support.task_folders import write_task
 from typer.testing import CliRunner
 
 from embedkit.errors import DataError

@@ -10,9 +10,9 @@ from pathlib import Path
 import datasets
 import pytest
 from embedkit_cli.app import app
-from evaluation.mirrors import ONE_OF_EACH_TYPE
 from mteb.abstasks.abstask import AbsTask
 from scipy.stats import spearmanr
+from support.mirrors import ONE_OF_EACH_TYPE
 from typer.testing import CliRunner
 
 from embedkit.errors import DataError, UserError

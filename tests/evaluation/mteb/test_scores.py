@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evaluation.encoders import Encoder
-from evaluation.folders import LABELLED, QUERIES, TYPES, write_json_lines, write_task
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.metrics import average_precision_score, v_measure_score
+from support.encoders import Encoder
+from support.task_folders import LABELLED, QUERIES, TYPES, write_json_lines, write_task
 
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.summary import TaskScore

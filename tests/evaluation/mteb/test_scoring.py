@@ -5,13 +5,13 @@ from pathlib import Path
 import mteb
 import numpy as np
 import pytest
-from evaluation.encoders import Encoder
-from evaluation.folders import ANIMALS, MONEY, write_json_lines, write_task
 from mteb.abstasks.abstask import AbsTask
 from mteb.abstasks.aggregate_task_metadata import AggregateTaskMetadata
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.cache import ResultCache
 from sentence_transformers import SentenceTransformer
+from support.encoders import Encoder
+from support.task_folders import ANIMALS, MONEY, write_json_lines, write_task
 
 from embedkit.errors import UserError
 from embedkit.evaluation.mteb.prompts import resolve_prompts

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from evaluation.folders import write_task
+from support.task_folders import write_task
 
 from embedkit.errors import UserError
 from embedkit.evaluation.mteb.selection import leaves, select_tasks

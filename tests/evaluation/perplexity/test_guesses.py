@@ -2,8 +2,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from models.tiny_neobert import tiny_masked_lm
-from tiny import tiny_bert
+from support.tiny_bert import tiny_bert
+from support.tiny_neobert import tiny_masked_lm
 from torch import Tensor, nn
 from transformers import (
     BertConfig,

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from embedkit_cli.app import main
-from models.tiny_neobert import tiny_masked_lm, write_with_tokenizer
-from tiny import MINILM, real_tokenizer, tiny_bert
+from support.tiny_bert import MINILM, real_tokenizer, tiny_bert
+from support.tiny_neobert import tiny_masked_lm, write_with_tokenizer
 from transformers import BertForMaskedLM
 
 from embedkit.data.documents import is_held_out

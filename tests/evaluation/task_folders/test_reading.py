@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation.folders import ANIMALS, LABELLED, TYPES, write_json_lines, write_task
+from support.task_folders import ANIMALS, LABELLED, TYPES, write_json_lines, write_task
 
 from embedkit.errors import DataError
 from embedkit.evaluation.task_folders.reading import read_task_folders

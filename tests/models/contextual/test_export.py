@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bare import run_bare
-from models.contextual.small import backbone
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from tiny import real_tokenizer
+from support.bare_venv import run_bare
+from support.small_contextual import backbone
+from support.tiny_bert import real_tokenizer
 
 from embedkit.errors import UserError
 from embedkit.models.contextual.context import similarity

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from models.contextual.published_fixtures import write
+from support.cde_checkpoints import write
 
 from embedkit.errors import UserError
 from embedkit.models import hub

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from models.contextual.small import BACKBONES, DOCUMENTS, TEXTS, WIDTH, backbone, contextual
+from support.small_contextual import BACKBONES, DOCUMENTS, TEXTS, WIDTH, backbone, contextual
 from torch import Tensor
 
 from embedkit.errors import UserError

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from models.contextual.published_fixtures import SLOTS, reference, write
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from support.cde_checkpoints import SLOTS, reference, write
 
 from embedkit.errors import UserError
 from embedkit.models.contextual.export import write_contextual

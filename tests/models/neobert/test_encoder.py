@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from models.neobert.small import SEQUENCES, batch, small_config, small_encoder
+from support.small_neobert import SEQUENCES, batch, small_config, small_encoder
 from torch import Tensor
 
 from embedkit.errors import UserError

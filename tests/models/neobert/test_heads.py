@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from models.neobert.small import batch, small_config, small_lm
+from support.small_neobert import batch, small_config, small_lm
 from torch import Tensor
 
 from embedkit.models.neobert import (

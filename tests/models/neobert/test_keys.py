@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from models.neobert.reference import Shape, random_weights
-from models.neobert.small import batch, small_config, small_encoder, small_lm
 from safetensors.torch import load_file, save_file
+from support.neobert_reference import Shape, random_weights
+from support.small_neobert import batch, small_config, small_encoder, small_lm
 from torch import Tensor
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 

@@ -8,9 +8,9 @@ from functools import cache
 
 import pytest
 import torch
-from models.neobert import reference
-from models.neobert.reference import Shape, random_weights
-from models.neobert.small import small_config
+from support import neobert_reference
+from support.neobert_reference import Shape, random_weights
+from support.small_neobert import small_config
 from torch import Tensor
 
 from embedkit.models.neobert import NeoBERTForMaskedLM
@@ -60,7 +60,7 @@ def model(attention: str = "sdpa") -> NeoBERTForMaskedLM:
 
 @cache
 def expected(length: int) -> Tensor:
-    return reference.hidden_states(random_weights(SHAPE), SHAPE, ids_of(length))
+    return neobert_reference.hidden_states(random_weights(SHAPE), SHAPE, ids_of(length))
 
 
 def largest_difference(ours: Tensor, theirs: Tensor) -> float:
@@ -88,7 +88,7 @@ def test_padded_sequences_have_the_states_and_logits_of_the_equations() -> None:
     logits = ours(input_ids, mask).logits
     for row, length in enumerate(lengths):
         assert largest_difference(states[row, :length], expected(length)) < 1e-10
-        theirs = reference.logits(random_weights(SHAPE), expected(length))
+        theirs = neobert_reference.logits(random_weights(SHAPE), expected(length))
         assert largest_difference(logits[row, :length], theirs) < 1e-10
         assert not states[row, length:].any()
 
@@ -96,7 +96,9 @@ def test_padded_sequences_have_the_states_and_logits_of_the_equations() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("mistake", ["half_rotation", "rows_by_kind", "gate_last"])
 def test_the_comparison_notices_what_ports_get_wrong(mistake: str) -> None:
-    wrong = reference.hidden_states(random_weights(SHAPE), SHAPE, ids_of(7), **{mistake: True})
+    wrong = neobert_reference.hidden_states(
+        random_weights(SHAPE), SHAPE, ids_of(7), **{mistake: True}
+    )
     states = model().model.encode_tokens(TokenBatch.from_lists([ids_of(7)]))
     assert largest_difference(states, wrong) > 0.5
     assert largest_difference(states, expected(7)) < 1e-10

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import torch
-from tiny import real_tokenizer, tiny_bert
+from support.tiny_bert import real_tokenizer, tiny_bert
 from torch import Tensor
 
 from embedkit.models.backbones import Backbone

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from hub_fixtures import SUBJECTS, Files, Row, write_files
-from shard_fixtures import write_shards
+from support.hub_sets import SUBJECTS, Files, Row, write_files
+from support.shards import write_shards
 
 from embedkit.data.manifest import HubSource, load_manifest
 from embedkit.data.readers.shards import Shards

@@ -3,8 +3,8 @@
 from typing import Any
 
 import torch
-from models.tiny_neobert import tiny_neobert
-from tiny import real_tokenizer
+from support.tiny_bert import real_tokenizer
+from support.tiny_neobert import tiny_neobert
 from transformers import (
     BertConfig,
     BertModel,

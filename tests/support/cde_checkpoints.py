@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from tiny import real_tokenizer
+from support.tiny_bert import real_tokenizer
 from torch import Tensor
 from transformers import ModernBertConfig, ModernBertModel
 

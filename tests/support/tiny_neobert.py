@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny import real_tokenizer
+from support.tiny_bert import real_tokenizer
 from transformers import PreTrainedModel
 
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from evaluation.folders import ANIMALS, DOCUMENTS, MONEY, QUERIES, write_json_lines
+from support.task_folders import ANIMALS, DOCUMENTS, MONEY, QUERIES, write_json_lines
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from models.neobert.reference import Shape
+from support.neobert_reference import Shape
 from torch import Tensor
 
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
