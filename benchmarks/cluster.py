@@ -30,14 +30,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from rich.console import Console
 
-from embedkit import distributed, keyed
+from embedkit import distributed, rng
 from embedkit.clustering import cells, published, reduction
 from embedkit.clustering.backends import Backend, FaissBackend, TorchBackend
 from embedkit.clustering.quality import measure
 from embedkit.clustering.vectors import VectorStore, embed
-from embedkit.data import cache
 from embedkit.data.records import Records, open_records
 from embedkit.models import hub
+from embedkit.storage import cache
 
 SIZES = (64, 256)
 DIMS = 128
@@ -57,7 +57,7 @@ Batches = Sequence[NDArray[np.int64]]
 def vectors(pairs: int) -> VectorStore:
     """The vectors of ``pairs`` pairs, drawn from the source."""
     source = open_records("open/code_docstring")
-    drawn = np.sort(keyed.permute(np.arange(pairs), len(source), keyed.key(0, "benchmark")))
+    drawn = np.sort(rng.permute(np.arange(pairs), len(source), rng.key(0, "benchmark")))
     rows = [{"query": each.query, "positive": each.positive} for each in source.take(drawn)]
     records = Records.from_rows(rows, name="code_docstring")
     surrogate = hub.load("starter", device=distributed.local_device())

@@ -9,7 +9,6 @@ from pathlib import Path
 from mteb.abstasks.abstask import AbsTask
 
 from embedkit import distributed, precision
-from embedkit.data import cache
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.contextual import ContextualEncoder
 from embedkit.evaluation.encoding.encoders import Remembering, TextEncoder, Truncated
@@ -28,6 +27,7 @@ from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.prompts import instruction_prompts
 from embedkit.recipe import Recipe
+from embedkit.storage import cache
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from embedkit import distributed, keyed, precision, report, starting_model
+from embedkit import distributed, precision, report, rng, starting_model
 from embedkit.clustering.vectors import VectorStore
 from embedkit.data.batches import Batches, ContrastiveBatch
 from embedkit.data.loading import stream
@@ -109,7 +109,7 @@ def prepare(
     facts = _facts(recipe, mixture, model)
     # Behind the facts, in which a model is the backbone that it starts from.
     if recipe.lora and isinstance(model, Embedder):
-        lora.attach(model.backbone.model, recipe.lora, seed=keyed.key(recipe.seed, "lora"))
+        lora.attach(model.backbone.model, recipe.lora, seed=rng.key(recipe.seed, "lora"))
     batches = Batches(
         schedule,
         mixture.records,

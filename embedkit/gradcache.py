@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from embedkit import keyed
+from embedkit import rng
 from embedkit.tokens import TokenBatch, chunks_by_budget
 
 
@@ -77,5 +77,5 @@ class Replay:
             self._forward(number).backward(gradient[chunk.to(gradient.device)])
 
     def _forward(self, number: int) -> Tensor:
-        torch.manual_seed(keyed.key(self._key, number))
+        torch.manual_seed(rng.key(self._key, number))
         return self._encode(self._tokens.select(self._chunks[number]))

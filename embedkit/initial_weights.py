@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from embedkit import checkpoint, distributed, keyed
+from embedkit import checkpoint, distributed, rng
 from embedkit.errors import UserError
 from embedkit.models import hub
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM
@@ -32,7 +32,7 @@ def random_network(
         )
     config = architecture(recipe.model, vocabulary, tokenizer.pad_token_id or 0)
     with torch.random.fork_rng(devices=()):
-        torch.manual_seed(keyed.key(recipe.seed, "weights"))
+        torch.manual_seed(rng.key(recipe.seed, "weights"))
         network = NeoBERTForMaskedLM(config)
     if recipe.model.gradient_checkpointing:
         network.gradient_checkpointing_enable()

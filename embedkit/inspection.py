@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from embedkit import distributed, keyed
+from embedkit import distributed, rng
 from embedkit.data.batches import Batches, Texts
 from embedkit.errors import UserError
 from embedkit.mixture import build_schedule, open_batches, open_mixture, resolve_steps
@@ -42,7 +42,7 @@ def texts_of_step(recipe: Recipe, step: int, ranks: int = 1) -> Iterator[str]:
             yield from _pairs(texts)
             sharing = [own] if recipe.own_batches else range(ranks)
             for rank in sharing:
-                key = keyed.key(recipe.seed, "step", step, micro, rank)
+                key = rng.key(recipe.seed, "step", step, micro, rank)
                 yield from _context(recipe, texts, key, rank, sharing)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mteb.abstasks.abstask import AbsTask
 
+from embedkit.config import expand
 from embedkit.data.held_out import write_tasks
 from embedkit.data.manifest import Manifest, load_manifest
 from embedkit.data.records import Records
@@ -21,7 +22,6 @@ from embedkit.models.embedder import Embedder
 from embedkit.prompts import instruction_prompts
 from embedkit.recipe import Evaluation, Recipe
 from embedkit.run_folder import RunFolder
-from embedkit.toml import expand
 
 
 class Measuring:

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 from embedkit import distributed
 from embedkit.clustering.batch_table import BatchTable
+from embedkit.config import expand
 from embedkit.data.manifest import Manifest, load_manifest
 from embedkit.data.records import Records, open_manifest
 from embedkit.data.schedule import Schedule, Source, alpha_weights, steps_in
 from embedkit.errors import DataError, UserError
 from embedkit.prompts import SEARCH
 from embedkit.recipe import Recipe
-from embedkit.toml import expand
 
 
 @dataclass(frozen=True, slots=True)

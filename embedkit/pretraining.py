@@ -10,15 +10,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from embedkit import (
-    checkpoint,
-    distributed,
-    hashing,
-    initial_weights,
-    precision,
-    sharding,
-    speed,
-)
+from embedkit import checkpoint, distributed, initial_weights, precision, sharding, speed
 from embedkit.data.loading import stream
 from embedkit.data.text_batches import MaskedBatch
 from embedkit.data.texts import Texts
@@ -31,6 +23,7 @@ from embedkit.models.quiet import quietly
 from embedkit.objectives.masked_lm import MaskedLMObjective
 from embedkit.recipe import PretrainRecipe
 from embedkit.run_folder import RunFolder
+from embedkit.storage import hashing
 from embedkit.text_mixture import TextMixture, open_text_mixture
 
 

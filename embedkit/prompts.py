@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from embedkit.config import read_toml, shipped
 from embedkit.errors import UserError
-from embedkit.toml import read_toml, shipped
 
 SIDES = ("query", "document")
 SEARCH = {"query": "search_query: ", "document": "search_document: "}

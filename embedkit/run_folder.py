@@ -13,9 +13,9 @@ import tomli_w
 import torch
 
 from embedkit import checkpoint
+from embedkit.config import differences
 from embedkit.errors import UserError
 from embedkit.recipe import Training
-from embedkit.toml import differences
 
 _NEUTRAL = (
     "data.workers",

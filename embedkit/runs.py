@@ -10,6 +10,7 @@ from rich.console import Console
 from embedkit import distributed, evaluating, finetuning, precision, pretraining
 from embedkit.clustering import making
 from embedkit.clustering.batch_table import BatchTable
+from embedkit.config import validated
 from embedkit.course import follow
 from embedkit.data.records import Records
 from embedkit.data.texts import Texts
@@ -22,7 +23,6 @@ from embedkit.models import hub
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import PretrainRecipe, Recipe, Training, load_pretrain_recipe, load_recipe
-from embedkit.toml import validated
 
 
 def finetune(

@@ -2,6 +2,7 @@
 
 import torch
 
+from embedkit.config import differences
 from embedkit.errors import UserError
 from embedkit.models import hub, lora
 from embedkit.models.backbones import Backbone, NeoBERTBackbone
@@ -10,7 +11,6 @@ from embedkit.models.contextual.model import Contextual
 from embedkit.models.contextual.prefix import KERNELS
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import Recipe
-from embedkit.toml import differences
 
 
 def load(

@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from torch import Tensor, nn
 
-from embedkit import checkpoint, distributed, keyed, sharding, speed
+from embedkit import checkpoint, distributed, rng, sharding, speed
 from embedkit.errors import UserError
 from embedkit.interrupt import StopRequest
 from embedkit.metrics import Metrics
@@ -134,7 +134,7 @@ class Trainer(Generic[BatchT]):
                 self._objective.backward(
                     self._model,
                     batch,
-                    key=keyed.key(self._recipe.seed, "step", step, micro, distributed.rank()),
+                    key=rng.key(self._recipe.seed, "step", step, micro, distributed.rank()),
                     scale=1 / optim.accumulation,
                 )
             )

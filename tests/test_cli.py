@@ -10,8 +10,8 @@ from support.small_runs import STEPS
 from typer.testing import CliRunner
 
 from embedkit import runs
+from embedkit.config import validated
 from embedkit.recipe import Recipe, load_recipe
-from embedkit.toml import validated
 from embedkit.trainer import Interrupted
 
 

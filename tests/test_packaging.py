@@ -86,6 +86,6 @@ def test_the_wheel_works_from_any_folder(wheel: Path, tmp_path: Path) -> None:
     assert "finetune" in run_bare([command, "--help"], elsewhere)
     shown = run_bare([command, "show", "starter"], elsewhere)
     assert 'manifest = "hpo_synonym"' in shown
-    found = "import embedkit.toml as t; print(t.__file__, t.shipped('recipes'))"
+    found = "import embedkit.config as t; print(t.__file__, t.shipped('recipes'))"
     assert str(ROOT) not in run_bare([python, "-c", found], elsewhere)
     assert run_bare([python, "-m", "embedkit_cli", "show", "starter"], elsewhere) == shown

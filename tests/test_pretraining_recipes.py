@@ -12,13 +12,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from embedkit import runs
+from embedkit.config import differences, shipped, validated
 from embedkit.data.records import open_records
 from embedkit.data.text_manifest import load_text_manifest
 from embedkit.data.texts import Texts
 from embedkit.initial_weights import architecture
 from embedkit.models.neobert import NeoBERTForMaskedLM
 from embedkit.recipe import PretrainRecipe, load_any_recipe, load_pretrain_recipe
-from embedkit.toml import differences, shipped, validated
 
 NAMES = sorted(
     str(path.relative_to(shipped("recipes")).with_suffix(""))

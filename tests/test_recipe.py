@@ -5,9 +5,9 @@ import pytest
 import tomli_w
 from pydantic import ValidationError
 
+from embedkit.config import differences, expand, find, shipped, validated
 from embedkit.errors import UserError
 from embedkit.recipe import ContextualConfig, InContext, Recipe, load_recipe
-from embedkit.toml import differences, expand, find, shipped, validated
 
 TABLES: dict[str, Any] = {
     "steps": 100,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.small_runs import metrics_of
 
+from embedkit.config import differences, shipped, validated
 from embedkit.data.manifest import (
     FilesSource,
     HubSource,
@@ -17,7 +18,6 @@ from embedkit.data.manifest import (
 from embedkit.prompts import as_prefix
 from embedkit.recipe import Recipe, load_any_recipe, load_recipe
 from embedkit.runs import cluster, finetune
-from embedkit.toml import differences, shipped, validated
 
 RECIPES = sorted(
     str(path.relative_to(shipped("recipes")).with_suffix(""))

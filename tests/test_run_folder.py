@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from embedkit import checkpoint, run_folder
+from embedkit.config import validated
 from embedkit.errors import UserError
 from embedkit.optim import build_optimizer
 from embedkit.recipe import Recipe
 from embedkit.run_folder import RunFolder
-from embedkit.toml import validated
 
 TABLES: dict[str, Any] = {
     "steps": 100,

@@ -10,12 +10,12 @@ from support.ranks import run_on_ranks
 from support.small_runs import metrics_of
 from torch import Tensor, nn
 
-from embedkit import distributed, keyed
+from embedkit import distributed, rng
+from embedkit.config import validated
 from embedkit.errors import UserError
 from embedkit.metrics import Metrics
 from embedkit.optim import build_optimizer, lr_at
 from embedkit.recipe import Optim, Recipe
-from embedkit.toml import validated
 from embedkit.trainer import Trainer
 
 POINTS = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 0.5], [-2.0, 1.0], [4.0, 0.0], [1.0, 1.0]])
@@ -190,7 +190,7 @@ def test_a_gradient_is_clipped_to_its_norm_and_its_norm_told(tmp_path: Path) -> 
 def test_each_batch_of_each_step_draws_from_its_own_key(tmp_path: Path) -> None:
     _, objective = train(tmp_path, [[0], [1], [2], [3]], accumulation=2)
     expected = [
-        keyed.key(3, "step", step, batch, 0) for step, batch in ((0, 0), (0, 1), (1, 0), (1, 1))
+        rng.key(3, "step", step, batch, 0) for step, batch in ((0, 0), (0, 1), (1, 0), (1, 1))
     ]
     assert objective.keys == expected
     assert len(set(expected)) == 4
@@ -205,7 +205,7 @@ def check_ranks(folder: Path, expected: Tensor) -> None:
     rank = distributed.rank()
     model, objective = train(folder, [[2 * rank, 2 * rank + 1]] * 3)
     torch.testing.assert_close(parameters(model).detach(), expected)
-    assert objective.keys == [keyed.key(3, "step", step, 0, rank) for step in range(3)]
+    assert objective.keys == [rng.key(3, "step", step, 0, rank) for step in range(3)]
     if rank == 0:
         assert len(metrics_of(folder)) == 3
 

@@ -116,8 +116,8 @@ def show(
     """Print a recipe with every default filled in, or what differs between two."""
     import tomli_w
 
+    from embedkit.config import differences
     from embedkit.recipe import load_any_recipe
-    from embedkit.toml import differences
 
     tables = [
         load_any_recipe(name, overrides).model_dump(mode="json", exclude_none=True)

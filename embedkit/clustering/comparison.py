@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit import keyed
+from embedkit import rng
 from embedkit.clustering.backends import Backend
 from embedkit.clustering.batch_table import SourceBatches
 from embedkit.clustering.published import own_share, packed, published_clusters
@@ -47,11 +47,11 @@ def compare(
     """Measure our batches of a source, those drawn at random, and those of the published way."""
     store, facts = batches.vectors, batches.facts
     size, rows = batches.size, facts.rows
-    seed = keyed.key(seed, "report", facts.content)
+    seed = rng.key(seed, "report", facts.content)
     count = rows // size
-    looked = np.sort(keyed.permute(np.arange(min(_MEASURED, count)), count, seed))
+    looked = np.sort(rng.permute(np.arange(min(_MEASURED, count)), count, seed))
     places = looked[:, None] * size + np.arange(size)
-    drawn = keyed.permute(places.reshape(-1), rows, keyed.key(seed, "random")).reshape(-1, size)
+    drawn = rng.permute(places.reshape(-1), rows, rng.key(seed, "random")).reshape(-1, size)
     published = None
     if len(batches) > 1 and rows <= limit:
         published = _published(batches, looked, backend, seed)

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 from rich.console import Console
 
-from embedkit import distributed, keyed
+from embedkit import distributed, rng
 from embedkit.clustering import cells, reduction
 from embedkit.clustering.backends import Backend, BackendName, open_backend
 from embedkit.clustering.batch_table import (
@@ -26,10 +26,10 @@ from embedkit.clustering.batch_table import (
 from embedkit.clustering.comparison import compare
 from embedkit.clustering.report import markdown, plot
 from embedkit.clustering.vectors import VectorStore, embed
+from embedkit.config import Section, differences
 from embedkit.data.records import Records
 from embedkit.errors import UserError
 from embedkit.models.embedder import Embedder
-from embedkit.toml import Section, differences
 
 SURROGATE = "thenlper/gte-large"
 """The model that embeds for the clustering in the paper (appendix G.2)."""
@@ -152,7 +152,7 @@ def _cut(folder: Path, facts: SourceFacts, backend: Backend, settings: Settings)
         write_order(folder, np.arange(facts.rows))
         return
     store = VectorStore(folder / "vectors")
-    seed = keyed.key(settings.seed, "clusters", facts.content)
+    seed = rng.key(settings.seed, "clusters", facts.content)
     axes = reduction.principal_axes(store, settings.dims, seed=seed)
     points = cells.space((len(store), axes.shape[1]), folder)
     reduction.write_points(store, axes, points)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embedkit import keyed
+from embedkit import rng
 from embedkit.clustering.backends import Backend
 
 _DIMS = 128
@@ -47,7 +47,7 @@ def packed(
     otherwise the order is drawn.
     """
     num = int(clusters.max()) + 1
-    order = keyed.permute(np.arange(num), num, keyed.key(seed, "packed"))
+    order = rng.permute(np.arange(num), num, rng.key(seed, "packed"))
     if near:
         order = _walk(clusters, documents, int(order[0]))
     places = np.empty(num, dtype=np.int64)

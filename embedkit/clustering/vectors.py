@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from embedkit import distributed
-from embedkit.blocks import BlockFile, mapped
 from embedkit.data.records import Records
 from embedkit.errors import DataError
 from embedkit.models.embedder import Embedder
+from embedkit.storage.blocks import BlockFile, mapped
 
 _COLUMNS = {"queries": "query", "documents": "positive"}
 """Of each side."""

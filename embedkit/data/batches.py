@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from embedkit import distributed, keyed
+from embedkit import distributed, rng
 from embedkit.data.records import Record, Records
 from embedkit.data.schedule import Schedule
 from embedkit.recipe import Data
@@ -157,8 +157,8 @@ class Batches(Dataset[ContrastiveBatch]):
         available = len(record.negatives)
         if available <= count:
             return list(record.negatives)
-        places = keyed.permute(
-            np.arange(count), available, keyed.key(self._seed, "negatives", batch, row)
+        places = rng.permute(
+            np.arange(count), available, rng.key(self._seed, "negatives", batch, row)
         )
         return [record.negatives[place] for place in places]
 

@@ -14,7 +14,7 @@ from embedkit.data.hub_lock import reason
 from embedkit.data.joins import joined
 from embedkit.data.manifest import HubConfig, HubSource
 from embedkit.errors import DataError
-from embedkit.network import settle_network
+from embedkit.storage.offline import settle_network
 
 Row = Mapping[str, Any]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import tomli_w
 from pydantic import Field
 
+from embedkit.config import Section, read_toml, shipped, validated
 from embedkit.data.manifest import FOLDER, Commit
 from embedkit.errors import DataError, UserError
-from embedkit.toml import Section, read_toml, shipped, validated
 
 _COMMENT = "# Written by embedkit data lock.\n"
 

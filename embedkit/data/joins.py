@@ -8,10 +8,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from embedkit.data import cache
 from embedkit.data.columns import ColumnPath
 from embedkit.data.manifest import HubJoin
 from embedkit.errors import DataError
+from embedkit.storage import cache
 
 Rows = Iterable[Mapping[str, Any]]
 

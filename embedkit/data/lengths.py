@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from embedkit.data import cache
 from embedkit.data.records import Record, Records
 from embedkit.data.rows_key import code_of, sha256
 from embedkit.data.token_store import TokenStore
+from embedkit.storage import cache
 from embedkit.tokenization import Tokenize, identity_of
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)

@@ -13,10 +13,10 @@ from pydantic import (
     model_validator,
 )
 
+from embedkit.config import Section, find, read_toml, shipped, validated
 from embedkit.data.columns import ColumnPath, RowFilter
 from embedkit.data.readers.shards import Shards, ShardsSource
 from embedkit.errors import UserError
-from embedkit.toml import Section, find, read_toml, shipped, validated
 
 FOLDER = "data_manifests"
 

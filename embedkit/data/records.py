@@ -13,7 +13,8 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 import numpy as np
 import pyarrow as pa
 
-from embedkit.data import cache, concepts, files, pairs, sources
+from embedkit.config import expand, validated
+from embedkit.data import concepts, files, pairs, sources
 from embedkit.data.manifest import (
     Columns,
     Description,
@@ -30,7 +31,7 @@ from embedkit.data.rows_key import rows_key, sha256
 from embedkit.data.sources import Opened, Part
 from embedkit.data.table import Table, TableWriter
 from embedkit.errors import DataError
-from embedkit.toml import expand, validated
+from embedkit.storage import cache
 
 Split = Literal["train", "held_out"]
 

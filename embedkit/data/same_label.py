@@ -13,8 +13,8 @@ from contextlib import closing
 from itertools import groupby
 from operator import itemgetter
 
-from embedkit.data import cache
 from embedkit.errors import DataError
+from embedkit.storage import cache
 
 
 def pairs(texts: Iterable[tuple[str, str]], seed: int) -> Iterator[tuple[str, str, str]]:

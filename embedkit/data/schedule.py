@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit import keyed
+from embedkit import rng
 from embedkit.errors import DataError
 
 _BLOCK = 4096
@@ -97,7 +97,7 @@ class Schedule:
         self._seed, self._per_step = seed, batches_per_step
         kind = np.uint8 if len(sources) <= 256 else np.uint16
         # One uniform number a step, in order: a longer run only adds to the end.
-        uniform = np.random.default_rng(keyed.key(seed, "source")).random(steps)
+        uniform = np.random.default_rng(rng.key(seed, "source")).random(steps)
         edges = np.cumsum(np.array(weights) / np.sum(weights))
         edges[-1] = 1.0
         self._draws = np.searchsorted(edges, uniform, side="right").astype(kind)
@@ -116,11 +116,11 @@ class Schedule:
         source = self.sources[index]
         turn = self._turn(step, index) * self._per_step + micro
         epoch, place = divmod(turn, source.batches)
-        order = keyed.key(self._seed, "rows", source.name, epoch)
+        order = rng.key(self._seed, "rows", source.name, epoch)
         if source.cut is not None:
             return Draw(index, _from_cut(source.cut, source, place, order))
         places = np.arange(place * source.batch_size, (place + 1) * source.batch_size)
-        return Draw(index, keyed.permute(places, source.rows, order))
+        return Draw(index, rng.permute(places, source.rows, order))
 
     def passes(self) -> list[float]:
         """How often each source is read from beginning to end in the whole schedule."""
@@ -153,19 +153,19 @@ def steps_in(epochs: float, sources: Sequence[Source], batches_per_step: int = 1
 
 def _from_cut(cut: Cut, source: Source, place: int, order: int) -> NDArray[np.int64]:
     """The rows of the batch that is number ``place`` in the epoch that ``order`` names."""
-    batches = keyed.key(order, "batches")
-    number = int(keyed.permute(np.array([place]), len(cut), batches)[0])
+    batches = rng.key(order, "batches")
+    number = int(rng.permute(np.array([place]), len(cut), batches)[0])
     rows, rest = cut[number], cut.left_out
     if len(rest):
         # Rows by their places in the table, where those in no batch come last.
         kept = source.rows - len(rest)
-        drawn = keyed.permute(np.arange(len(rest)), source.rows, keyed.key(order, "left out"))
+        drawn = rng.permute(np.arange(len(rest)), source.rows, rng.key(order, "left out"))
         leaving = drawn[drawn < kept] - number * source.batch_size
         entering = rest[np.setdiff1d(np.arange(kept, source.rows), drawn) - kept]
         here = (leaving >= 0) & (leaving < len(rows))
         rows[leaving[here]] = entering[here]
     # Ranks take slices, and are to hold other rows together each time.
-    return rows[keyed.permute(np.arange(len(rows)), len(rows), keyed.key(order, "ranks", number))]
+    return rows[rng.permute(np.arange(len(rows)), len(rows), rng.key(order, "ranks", number))]
 
 
 def _running_counts(draws: NDArray[Any], sources: int) -> NDArray[np.int64]:

@@ -10,7 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from embedkit.data import cache, files, hub
+from embedkit.config import expand
+from embedkit.data import files, hub
 from embedkit.data.manifest import (
     DocstringReader,
     FilesSource,
@@ -21,7 +22,7 @@ from embedkit.data.manifest import (
 )
 from embedkit.data.readers import docstring, icd, obo, shards
 from embedkit.errors import DataError
-from embedkit.toml import expand
+from embedkit.storage import cache
 
 _DISTRIBUTION = "embedkit-neobert"
 

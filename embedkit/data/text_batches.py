@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from embedkit import distributed, keyed
+from embedkit import distributed, rng
 from embedkit.data.masking import mask
 from embedkit.data.packing import Ids, Rows
 from embedkit.data.schedule import Schedule
@@ -119,7 +119,7 @@ class MaskedBatches(Dataset[MaskedBatch]):
         names = dict.fromkeys(self._schedule.sources[draw.source].name for draw in draws)
         return self._masking.batch(
             (
-                (self._rows[source][row], keyed.key(self._seed, "mask", step, place))
+                (self._rows[source][row], rng.key(self._seed, "mask", step, place))
                 for place in mine
                 for source, row in [whole[place]]
             ),
@@ -134,10 +134,10 @@ def fixed_batch(name: str, rows: Rows, masking: Masking, count: int) -> MaskedBa
     Where there are fewer rows than ranks, every rank has all of them, so that none has nothing.
     """
     count = min(count, len(rows))
-    mine = keyed.permute(np.arange(count), len(rows), keyed.key("held-out rows", name))
+    mine = rng.permute(np.arange(count), len(rows), rng.key("held-out rows", name))
     if count >= distributed.world_size():
         mine = mine[distributed.share_of(count, distributed.rank(), distributed.world_size())]
-    keyed_rows = ((rows[int(row)], keyed.key("held-out mask", name, int(row))) for row in mine)
+    keyed_rows = ((rows[int(row)], rng.key("held-out mask", name, int(row))) for row in mine)
     return masking.batch(keyed_rows, name, count)
 
 

@@ -4,6 +4,7 @@ from typing import Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from embedkit.config import Section, validated
 from embedkit.data.manifest import (
     FilterText,
     Manifest,
@@ -16,7 +17,6 @@ from embedkit.data.manifest import (
     shipped_tables,
 )
 from embedkit.errors import UserError
-from embedkit.toml import Section, validated
 
 
 class TextColumns(Section):

@@ -9,7 +9,8 @@ from typing import Any, Self, TypedDict, Unpack
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedkit.data import cache, sources
+from embedkit.config import expand, validated
+from embedkit.data import sources
 from embedkit.data.documents import Document, documents, is_held_out
 from embedkit.data.manifest import File, FilesSource, Source
 from embedkit.data.sources import Opened, Part
@@ -21,7 +22,7 @@ from embedkit.data.text_manifest import (
     load_text_manifest,
 )
 from embedkit.errors import DataError
-from embedkit.toml import expand, validated
+from embedkit.storage import cache
 
 _KIND = "texts"
 _SCHEMA = pa.schema([("text", pa.large_string()), ("concept", pa.large_string())])

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed
 from embedkit.data import (
-    cache,
     columns,
     concepts,
     distinct,
@@ -32,6 +31,7 @@ from embedkit.data.sources import Opened
 from embedkit.data.texts import Texts
 from embedkit.data.token_store import Split, StoreWriter, TokenStore
 from embedkit.data.vocabulary import backend_of
+from embedkit.storage import cache
 
 _CHARACTERS = 2**20
 """Tokenized at a time: what the tokenizer returns takes a hundred times the memory of its ids."""

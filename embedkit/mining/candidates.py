@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from embedkit.blocks import BlockFile, mapped
 from embedkit.mining.corpus import Ids
 from embedkit.mining.exclusions import Exclusions
 from embedkit.mining.search import Scores, Search
 from embedkit.mining.stages import stage
+from embedkit.storage.blocks import BlockFile, mapped
 
 CANDIDATE = np.dtype([("document", "<i8"), ("score", "<f4")])
 """-1 and minus infinity where there are fewer than asked for."""

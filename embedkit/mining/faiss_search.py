@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
-from embedkit import keyed
+from embedkit import rng
 from embedkit.errors import UserError
 from embedkit.mining.corpus import Ids
 from embedkit.mining.search import Best, Scores, filled, torch_best
@@ -138,7 +138,7 @@ class IvfSearch:
     def _trained(self, seed: int) -> Any:
         faiss, (count, width) = self._faiss, self._vectors.shape
         wanted = min(count, self.lists * _TRAINED_ON)
-        drawn = keyed.permute(np.arange(wanted), count, keyed.key(seed, "lists"))
+        drawn = rng.permute(np.arange(wanted), count, rng.key(seed, "lists"))
         metric = faiss.METRIC_INNER_PRODUCT
         index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, self.lists, metric)
         index.cp.seed, index.cp.spherical = seed % 2**31, True

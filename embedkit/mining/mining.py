@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from embedkit import distributed, precision
+from embedkit.config import validated
 from embedkit.data.records import Records, open_records
 from embedkit.errors import DataError
 from embedkit.mining import faiss_search
@@ -26,7 +27,6 @@ from embedkit.mining.settings import Mining, MiningOptions
 from embedkit.mining.vectors import stored_vectors
 from embedkit.models import hub
 from embedkit.models.embedder import Embedder
-from embedkit.toml import validated
 
 _PACKAGES = ("embedkit-neobert", "torch", "transformers")
 

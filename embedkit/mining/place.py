@@ -9,8 +9,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from embedkit.config import differences
 from embedkit.errors import UserError
-from embedkit.toml import differences
 
 RECORD = "mining.json"
 """In the result: what was mined from what, with which settings, and the audit."""

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import tomli_w
 from numpy.typing import NDArray
 
-from embedkit.data import cache
 from embedkit.data.records import Records
 from embedkit.mining.audit import Audit
 from embedkit.mining.corpus import Corpus, Ids, Side
 from embedkit.mining.search import Scores
 from embedkit.mining.selection import Selected, select
 from embedkit.mining.settings import Mining
+from embedkit.storage import cache
 
 _ROWS = 8192
 """Written at a time."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit import keyed
+from embedkit import rng
 from embedkit.mining.corpus import Ids
 from embedkit.mining.search import Scores
 from embedkit.mining.settings import Mining
@@ -68,7 +68,7 @@ def _order(admitted: NDArray[np.bool_], rows: Ids, settings: Mining) -> Ids:
     if settings.sampling == "random":
         for own, row, count in zip(top, rows, admitted.sum(axis=1), strict=True):
             if count > settings.negatives:
-                key = keyed.key(settings.seed, "mined", int(row))
-                drawn = keyed.permute(np.arange(settings.negatives), int(count), key)
+                key = rng.key(settings.seed, "mined", int(row))
+                drawn = rng.permute(np.arange(settings.negatives), int(count), key)
                 own[: settings.negatives] = own[np.sort(drawn)]
     return top[:, : settings.negatives]

@@ -4,7 +4,7 @@ from typing import Literal, Self, TypedDict
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from embedkit.toml import Section
+from embedkit.config import Section
 
 MarginKind = Literal["relative", "absolute", "none"]
 Sampling = Literal["top", "random"]

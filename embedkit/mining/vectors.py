@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from embedkit.blocks import BlockFile, mapped
-from embedkit.data import cache
 from embedkit.mining.corpus import Side
 from embedkit.mining.settings import StoreType
 from embedkit.mining.stages import stage
 from embedkit.models.embedder import Embedder
+from embedkit.storage import cache
+from embedkit.storage.blocks import BlockFile, mapped
 
 _TEXTS = 2048
 """Encoded between two blocks on disk."""

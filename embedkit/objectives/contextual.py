@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from embedkit import distributed, keyed
+from embedkit import distributed, rng
 from embedkit.data.batches import ContrastiveBatch
 from embedkit.gradcache import Replay
 from embedkit.models.contextual.model import Contextual
@@ -44,7 +44,7 @@ class ContextualObjective:
             model.embed_context,
             batch.documents.select(rows),
             budget=self._config.chunk_tokens,
-            key=keyed.key(key, "context"),
+            key=rng.key(key, "context"),
         )
         queries, documents = (
             Replay(
@@ -52,7 +52,7 @@ class ContextualObjective:
                 tokens,
                 budget=self._config.chunk_tokens,
                 overhead=model.config.num_prefix,
-                key=keyed.key(key, role),
+                key=rng.key(key, role),
             )
             for role, tokens in (("queries", batch.queries), ("documents", batch.documents))
         )
@@ -72,4 +72,4 @@ def context_rows(documents: int, slots: int, key: int) -> Tensor:
     The draw is a pure function of ``key``, which names step and rank.
     """
     places = np.arange(min(slots, documents))
-    return torch.from_numpy(keyed.permute(places, documents, keyed.key(key, "context rows")))
+    return torch.from_numpy(rng.permute(places, documents, rng.key(key, "context rows")))

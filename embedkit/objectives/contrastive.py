@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from embedkit import distributed, keyed
+from embedkit import distributed, rng
 from embedkit.data.batches import ContrastiveBatch
 from embedkit.gradcache import Replay
 from embedkit.losses import false_negatives, info_nce, similarity, truncated
@@ -79,7 +79,7 @@ class ContrastiveObjective:
             ``matryoshka_dims``, ``loss_<width>`` for each.
         """
         encoded = [
-            Replay(model, tokens, budget=self._config.chunk_tokens, key=keyed.key(key, role))
+            Replay(model, tokens, budget=self._config.chunk_tokens, key=rng.key(key, role))
             for role, tokens in (("queries", batch.queries), ("documents", batch.documents))
         ]
         queries, documents = encoded

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from embedkit.toml import Section
+from embedkit.config import Section
 
 
 class ContextualConfig(Section):

@@ -12,10 +12,10 @@ from pydantic import (
     model_validator,
 )
 
+from embedkit.config import Section
 from embedkit.recipe.contextual import ContextualConfig
 from embedkit.recipe.infonce import Contrastive, PairObjective
 from embedkit.recipe.training import Training
-from embedkit.toml import Section
 
 
 class Embedder(Section):

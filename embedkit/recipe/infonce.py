@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from embedkit.toml import Section
+from embedkit.config import Section
 
 
 class InfoNCE(Section):

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from embedkit.config import find, override, read_toml, validated
 from embedkit.errors import UserError
 from embedkit.recipe.finetuning import Recipe
 from embedkit.recipe.pretraining import PretrainRecipe
 from embedkit.recipe.training import RecipeT, Training
-from embedkit.toml import find, override, read_toml, validated
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:

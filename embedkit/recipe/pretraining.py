@@ -4,8 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from embedkit.config import Section
 from embedkit.recipe.training import Training
-from embedkit.toml import Section
 
 
 class Architecture(Section):

@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from embedkit.toml import Section
+from embedkit.config import Section
 
 
 class Optim(Section):

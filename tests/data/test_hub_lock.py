@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from embedkit_cli.app import main
 
+from embedkit.config import read_toml
 from embedkit.data import hub_lock
 from embedkit.data.hub import place
 from embedkit.data.manifest import HubSource, load_manifest, shipped_tables
 from embedkit.errors import DataError, UserError
-from embedkit.toml import read_toml
 
 LOCKED = "a0d554a64d88156834ff5ae9920b964011b16384"
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from support.tiny_bert import MINILM
 
-from embedkit.data import cache, lengths
+from embedkit.data import lengths
 from embedkit.data.lengths import Lengths, all_lengths, quantiles, sampled_lengths
 from embedkit.data.records import Records
 from embedkit.models.hub import load_tokenizer
+from embedkit.storage import cache
 
 WORDS = "amber birch cedar delta ember fjord grove heron " * 4
 TOKENIZER = load_tokenizer(MINILM)

@@ -8,9 +8,9 @@ import pytest
 from support.hub_sets import FIXTURES, write_data_set
 from support.small_runs import write_source
 
-from embedkit.data import cache
 from embedkit.data.opening import open_all
 from embedkit.errors import DataError
+from embedkit.storage import cache
 
 ROWS = {"ten": 10, "twelve": 12, "three": 3}
 

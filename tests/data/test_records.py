@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
-from embedkit.data import cache, distinct
+from embedkit.data import distinct
 from embedkit.data.manifest import Manifest, load_manifest
 from embedkit.data.records import Record, Records, open_manifest
 from embedkit.errors import DataError, UserError
+from embedkit.storage import cache
 
 ROWS: list[dict[str, Any]] = [
     {"query": "a", "positive": "A", "negatives": ["x", "y"], "label": "vowel"},

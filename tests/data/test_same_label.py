@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from embedkit.data import cache
 from embedkit.data.records import Record, Records
 from embedkit.data.same_label import pairs
 from embedkit.errors import DataError, UserError
+from embedkit.storage import cache
 
 TEXTS = [(f"text {number}", ["even", "odd"][number % 2]) for number in range(40)]
 

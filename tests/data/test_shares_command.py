@@ -6,8 +6,8 @@ import pytest
 from embedkit_cli.data import app
 from typer.testing import CliRunner
 
+from embedkit.config import shipped
 from embedkit.errors import UserError
-from embedkit.toml import shipped
 
 # Of the sets whose manifests state none, as in docs/data.md.
 ASSUMED = {

@@ -6,8 +6,8 @@ import pytest
 from embedkit_cli.data import app
 from typer.testing import CliRunner
 
-from embedkit.data import cache
 from embedkit.errors import UserError
+from embedkit.storage import cache
 
 RUNNER = CliRunner(env={"COLUMNS": "200"})
 

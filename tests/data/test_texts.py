@@ -6,10 +6,10 @@ from typing import Any
 import datasets
 import pytest
 
-from embedkit.data import cache
 from embedkit.data.documents import is_held_out
 from embedkit.data.texts import Texts
 from embedkit.errors import DataError, UserError
+from embedkit.storage import cache
 
 
 @pytest.fixture(autouse=True)

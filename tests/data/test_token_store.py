@@ -13,12 +13,13 @@ from support.tiny_bert import real_tokenizer
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from embedkit.data import cache, token_store, tokenized
+from embedkit.data import token_store, tokenized
 from embedkit.data.documents import is_held_out
 from embedkit.data.texts import Texts
 from embedkit.data.token_store import StoreWriter, TokenStore
 from embedkit.data.tokenized import Tokenized, prepare
 from embedkit.errors import DataError
+from embedkit.storage import cache
 
 FORK = multiprocessing.get_context("fork")
 ROWS = [f"document number {number}: {'word ' * (number % 7)}" for number in range(60)]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from support.interrupted import start
 
-from embedkit import blocks
 from embedkit.data.records import Records
 from embedkit.mining import candidates, mining, vectors
 from embedkit.mining.mining import mine
 from embedkit.mining.place import Place
+from embedkit.storage import blocks
 
 ROWS = [{"query": f"question {n}", "positive": f"answer {n * 7 % 11} {n}"} for n in range(11)]
 SETTINGS: dict[str, Any] = {"negatives": 2, "depth": 5, "margin_kind": "none", "sampling": "random"}

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from embedkit.config import validated
 from embedkit.errors import UserError
 from embedkit.mining.candidates import CANDIDATE
 from embedkit.mining.selection import limits, select
 from embedkit.mining.settings import Mining
-from embedkit.toml import validated
 
 
 def candidates(*rows: list[tuple[int, float]]) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from support.small_contextual import contextual
 from support.tiny_bert import gradients
 from torch import Tensor, nn
 
-from embedkit import distributed, keyed
+from embedkit import distributed, rng
 from embedkit.gradcache import Replay
 from embedkit.models.contextual.model import Contextual
 from embedkit.objectives.contextual import ContextualObjective, context_rows
@@ -43,7 +43,7 @@ def chunked(
     chunks = chunks_by_budget(tokens.lengths + overhead, budget)
     parts = []
     for number, chunk in enumerate(chunks):
-        torch.manual_seed(keyed.key(key, number))
+        torch.manual_seed(rng.key(key, number))
         parts.append(encode(tokens.select(chunk)))
     return torch.cat(parts)[torch.cat(chunks).argsort()]
 
@@ -65,14 +65,14 @@ def in_one_graph(
     """The mean loss where each group of rows is a rank, with its own context and candidates."""
     losses = []
     for rank, group in enumerate(groups):
-        batch, key = share(group), keyed.key(KEY, rank)
+        batch, key = share(group), rng.key(KEY, rank)
         rows = context_rows(len(batch.documents), model.config.num_context, key)
         context = chunked(
-            model.embed_context, batch.documents.select(rows), budget, keyed.key(key, "context")
+            model.embed_context, batch.documents.select(rows), budget, rng.key(key, "context")
         )
         encode, overhead = partial(model, context=context), model.config.num_prefix
         queries, vectors = (
-            chunked(encode, tokens, budget, keyed.key(key, role), overhead)
+            chunked(encode, tokens, budget, rng.key(key, role), overhead)
             for role, tokens in (("queries", batch.queries), ("documents", batch.documents))
         )
         scores = queries @ vectors.T / TAU
@@ -108,7 +108,7 @@ def cached(
     )
     batch = replace(share(EVERYTHING[0]), surrogate=SURROGATE)
     metrics = ContextualObjective(config).backward(
-        model, batch, key=keyed.key(KEY, 0) if key is None else key, scale=scale
+        model, batch, key=rng.key(KEY, 0) if key is None else key, scale=scale
     )
     return gradients(model), metrics
 
@@ -181,7 +181,7 @@ def check(expected: Expected, budget: int | None) -> None:
     config = Contrastive(temperature=TAU, chunk_tokens=budget, cross_device=False)
     model = contextual("neobert", num_context=3)
     metrics = ContextualObjective(config).backward(
-        model, share(range(len(ROWS))[mine]), key=keyed.key(KEY, distributed.rank()), scale=1.0
+        model, share(range(len(ROWS))[mine]), key=rng.key(KEY, distributed.rank()), scale=1.0
     )
     distributed.average_gradients(model.parameters())
     torch.testing.assert_close(gradients(model), expected.gradients)

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from embedkit.config import Section
 from embedkit.data import files
 from embedkit.errors import DataError
-from embedkit.toml import Section
 
 COUNTS = "counts.json"
 

@@ -7,10 +7,10 @@ from statistics import fmean
 
 import numpy as np
 
-from embedkit import keyed
+from embedkit import rng
+from embedkit.config import Section, read_toml, validated
 from embedkit.errors import UserError
 from embedkit.evaluation.summary import TYPES, Summary
-from embedkit.toml import Section, read_toml, validated
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -126,7 +126,7 @@ def compare(runs: Sequence[tuple[str, Summary]], *, paper: bool = False) -> Comp
 def interval(differences: Sequence[float], seed: int = SEED) -> Difference:
     """The mean of paired differences, with the percentiles of its bootstrap over tasks."""
     values = np.asarray(differences, dtype=np.float64)
-    draws = np.random.default_rng(keyed.key(seed, "compare"))
+    draws = np.random.default_rng(rng.key(seed, "compare"))
     chosen = draws.integers(0, len(values), size=(RESAMPLES, len(values)))
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(values[chosen].mean(axis=1), [tail, 1 - tail])

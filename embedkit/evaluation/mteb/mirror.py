@@ -8,8 +8,8 @@ from typing import Any
 
 from mteb.abstasks.abstask import AbsTask
 
-from embedkit.data.cache import file_sha256
 from embedkit.errors import DataError, UserError
+from embedkit.storage.cache import file_sha256
 
 
 def from_mirror(task: AbsTask, mirror: Path) -> AbsTask:

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from embedkit.hashing import sha256_of
 from embedkit.models.backbones import shape_of
+from embedkit.storage.hashing import sha256_of
 
 _TOKENS = 16_384
 """Of one forward: as many copies of a document, each with its own mask."""

@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from embedkit import distributed, keyed, precision
+from embedkit import distributed, precision, rng
 from embedkit.data.documents import is_held_out
 from embedkit.data.texts import Texts
 from embedkit.errors import UserError
@@ -228,8 +228,8 @@ def _masked(number: int, ids: Tensor, special: Tensor, plan: Plan) -> _Document:
     size, wanted = len(maskable), plan.positions
     if wanted is None or wanted >= size:
         return _Document(number, ids, size, maskable)
-    shuffle = keyed.key(plan.seed, "masked alone", number)
-    drawn = torch.from_numpy(keyed.permute(np.arange(wanted), size, shuffle))
+    shuffle = rng.key(plan.seed, "masked alone", number)
+    drawn = torch.from_numpy(rng.permute(np.arange(wanted), size, shuffle))
     return _Document(number, ids, size, maskable[drawn])
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from embedkit.errors import UserError
-from embedkit.hashing import sha256_of
+from embedkit.storage.hashing import sha256_of
 
 _KEY = "embedkit_context"
 

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import PreTrainedTokenizerBase
 
-from embedkit import keyed
+from embedkit import rng
 from embedkit.errors import UserError
-from embedkit.hashing import sha256_of
 from embedkit.models.backbones import Backbone, NeoBERTBackbone, shape_of
 from embedkit.models.contextual.context import Context, Embeddings
 from embedkit.models.contextual.prefix import prepare_to_read
@@ -28,6 +27,7 @@ from embedkit.models.embedder import Embedder
 from embedkit.models.encoding import embed_texts, without_dropout
 from embedkit.models.pooling import mean_by_text
 from embedkit.recipe import ContextualConfig
+from embedkit.storage.hashing import sha256_of
 from embedkit.tokenization import Tokenize, identity_of
 from embedkit.tokens import TokenBatch
 
@@ -185,7 +185,7 @@ class Contextual(nn.Module):
             raise UserError(f"num_documents = {count}: the model has {slots} slots; ask for fewer")
         count = min(count, len(corpus))
         self.slots.check(count)
-        rows = keyed.permute(np.arange(count), max(len(corpus), 1), keyed.key(seed, "context"))
+        rows = rng.permute(np.arange(count), max(len(corpus), 1), rng.key(seed, "context"))
         texts = [corpus[int(row)] for row in rows]
         prefix = self.prompts.get("document", "") if prompt is None else prompt
         vectors = self._embed(texts, prefix, self.embed_context, 0, show_progress)

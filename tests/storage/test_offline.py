@@ -9,7 +9,7 @@ from huggingface_hub import constants
 
 from embedkit.errors import UserError
 from embedkit.models import hub
-from embedkit.network import settle_network
+from embedkit.storage.offline import settle_network
 
 
 @pytest.fixture(autouse=True)

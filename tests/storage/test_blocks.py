@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embedkit import blocks
-from embedkit.blocks import BlockFile
 from embedkit.errors import DataError
+from embedkit.storage import blocks
+from embedkit.storage.blocks import BlockFile
 
 FLOATS = np.dtype(np.float32)
 FIRST, SECOND, LAST = (np.array(rows) for rows in ([[1, 2], [3, 4]], [[5, 6], [7, 8]], [[9, 10]]))
