@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from embedkit import distributed, sharding
+from embedkit import distributed
+from embedkit.distributed import sharding
 from embedkit.errors import UserError
 
 _STATE = "state.json"

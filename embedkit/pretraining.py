@@ -10,10 +10,11 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from embedkit import checkpoint, distributed, initial_weights, precision, sharding, speed
+from embedkit import checkpoint, distributed, initial_weights, precision, speed
 from embedkit.data.loading import stream
 from embedkit.data.text_batches import MaskedBatch
 from embedkit.data.texts import Texts
+from embedkit.distributed import sharding
 from embedkit.held_out_loss import HeldOutLosses
 from embedkit.metrics import check_trackers
 from embedkit.models import hub

@@ -16,7 +16,8 @@ from rich.progress import (
 )
 from torch import Tensor, nn
 
-from embedkit import checkpoint, distributed, rng, sharding, speed
+from embedkit import checkpoint, distributed, rng, speed
+from embedkit.distributed import sharding
 from embedkit.errors import UserError
 from embedkit.interrupt import StopRequest
 from embedkit.metrics import Metrics

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from embedkit import distributed, sharding
+from embedkit import distributed
 from embedkit.data.text_batches import MaskedBatch
+from embedkit.distributed import sharding
 
 
 class MaskedLMObjective:

@@ -7,7 +7,8 @@ import torch
 from support.ranks import run_on_ranks
 from torch import Tensor, nn
 
-from embedkit import checkpoint, distributed, sharding
+from embedkit import checkpoint, distributed
+from embedkit.distributed import sharding
 from embedkit.optim import build_optimizer
 from embedkit.recipe import Optim
 
