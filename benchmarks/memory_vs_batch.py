@@ -38,7 +38,7 @@ from embedkit.models.backbones import Backbone
 from embedkit.models.embedder import Embedder
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.recipe import Contrastive
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 QUERY, DOCUMENT = 4, 8
 CHUNK_TOKENS = 1024

@@ -41,7 +41,7 @@ from embedkit import speed
 from embedkit.models.language_model import LanguageModel
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM
 from embedkit.precision import autocast_dtype
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 RATE = 0.2
 VOCABULARY = 30_522

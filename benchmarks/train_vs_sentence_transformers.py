@@ -52,7 +52,7 @@ from embedkit.precision import autocast_dtype, has_bf16
 from embedkit.recipe import Contrastive, Recipe
 from embedkit.recipe import Embedder as EmbedderSection
 from embedkit.speed import matmul_peak, wait
-from embedkit.tokenization import Tokenize
+from embedkit.tokens.tokenizer import Tokenize
 from embedkit.trainer import Trainer
 
 BATCH = 64

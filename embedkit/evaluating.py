@@ -25,9 +25,9 @@ from embedkit.models import hub
 from embedkit.models.contextual.loading import is_contextual, load_contextual
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
-from embedkit.prompts import instruction_prompts
 from embedkit.recipe import Recipe
 from embedkit.storage import cache
+from embedkit.tokens.prompts import instruction_prompts
 
 
 @dataclass(frozen=True)

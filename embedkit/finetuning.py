@@ -33,9 +33,9 @@ from embedkit.models.embedder import Embedder
 from embedkit.models.export import write_model
 from embedkit.objectives.contextual import ContextualObjective
 from embedkit.objectives.contrastive import ContrastiveObjective
-from embedkit.prompts import SEARCH, benchmark_prompts
 from embedkit.recipe import Recipe
 from embedkit.run_folder import RunFolder
+from embedkit.tokens.prompts import SEARCH, benchmark_prompts
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from embedkit import rng
-from embedkit.tokens import TokenBatch, chunks_by_budget
+from embedkit.tokens.batch import TokenBatch, chunks_by_budget
 
 
 class Replay:

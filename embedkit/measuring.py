@@ -19,9 +19,9 @@ from embedkit.evaluation.summary import Summary
 from embedkit.mixture import Mixture
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
-from embedkit.prompts import instruction_prompts
 from embedkit.recipe import Evaluation, Recipe
 from embedkit.run_folder import RunFolder
+from embedkit.tokens.prompts import instruction_prompts
 
 
 class Measuring:

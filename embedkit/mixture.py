@@ -10,8 +10,8 @@ from embedkit.data.manifest import Manifest, load_manifest
 from embedkit.data.records import Records, open_manifest
 from embedkit.data.schedule import Schedule, Source, alpha_weights, steps_in
 from embedkit.errors import DataError, UserError
-from embedkit.prompts import SEARCH
 from embedkit.recipe import Recipe
+from embedkit.tokens.prompts import SEARCH
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from embedkit.evaluation.summary import Summary, as_text, comparison
 from embedkit.mixture import Mixture
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
-from embedkit.prompts import benchmark_prompts
 from embedkit.recipe import Recipe
+from embedkit.tokens.prompts import benchmark_prompts
 
 _WIDTHS = """\
 ## Shorter vectors

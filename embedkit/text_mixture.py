@@ -16,9 +16,9 @@ from embedkit.data.schedule import Schedule, Source
 from embedkit.data.text_batches import MaskedBatch, MaskedBatches, Masking, fixed_batch
 from embedkit.data.texts import Texts
 from embedkit.data.tokenized import Tokenized, prepare
-from embedkit.data.vocabulary import Vocabulary
 from embedkit.errors import DataError, UserError
 from embedkit.recipe import PretrainRecipe, Text, TextData
+from embedkit.tokens.vocabulary import Vocabulary
 
 _COUNTED = 2**24
 """Tokens of a source from which the frequencies of its words are known."""

@@ -31,7 +31,7 @@ from embedkit.models.contextual.loading import load_contextual
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.export import write_model
 from embedkit.recipe import Recipe, load_recipe
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 # Fewer slots than documents, and noise of every kind.
 TWO_STAGES = [

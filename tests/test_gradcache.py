@@ -6,7 +6,7 @@ from support.tiny_bert import gradients, tiny_embedder
 from torch import Tensor, nn
 
 from embedkit.gradcache import Replay
-from embedkit.tokens import TokenBatch, chunks_by_budget
+from embedkit.tokens.batch import TokenBatch, chunks_by_budget
 
 TOKENS = TokenBatch.from_lists(
     [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17], [18, 19, 20, 21], [5, 6, 7], [22]]

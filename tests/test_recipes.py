@@ -15,9 +15,9 @@ from embedkit.data.manifest import (
     load_manifest,
     shipped_manifests,
 )
-from embedkit.prompts import as_prefix
 from embedkit.recipe import Recipe, load_any_recipe, load_recipe
 from embedkit.runs import cluster, finetune
+from embedkit.tokens.prompts import as_prefix
 
 RECIPES = sorted(
     str(path.relative_to(shipped("recipes")).with_suffix(""))

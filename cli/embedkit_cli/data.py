@@ -136,10 +136,10 @@ def prepare(
 
     from embedkit.data.texts import Texts
     from embedkit.data.tokenized import prepare as tokenize
-    from embedkit.data.vocabulary import Vocabulary
     from embedkit.models.hub import load_tokenizer
     from embedkit.recipe import Recipe, load_any_recipe
     from embedkit.text_mixture import texts_of
+    from embedkit.tokens.vocabulary import Vocabulary
     from embedkit_cli import data_tables
 
     if recipe and not names:

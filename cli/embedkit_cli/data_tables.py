@@ -16,7 +16,7 @@ from embedkit.data.texts import Texts
 from embedkit.data.tokenized import Tokenized
 from embedkit.mixture import Mixture
 from embedkit.recipe import Recipe
-from embedkit.tokenization import Tokenize
+from embedkit.tokens.tokenizer import Tokenize
 
 _STORED = (0.5, 0.95, 1.0)
 """Of ``QUANTILES``, those that fit beside the sizes in 80 columns."""

@@ -16,8 +16,8 @@ from embedkit import distributed, rng
 from embedkit.data.records import Record, Records
 from embedkit.data.schedule import Schedule
 from embedkit.recipe import Data
-from embedkit.tokenization import Tokenize
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
+from embedkit.tokens.tokenizer import Tokenize
 
 
 class StoredVectors(Protocol):

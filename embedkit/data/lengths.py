@@ -15,7 +15,7 @@ from embedkit.data.records import Record, Records
 from embedkit.data.rows_key import code_of, sha256
 from embedkit.data.token_store import TokenStore
 from embedkit.storage import cache
-from embedkit.tokenization import Tokenize, identity_of
+from embedkit.tokens.tokenizer import Tokenize, identity_of
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 

@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit import rng
-from embedkit.data.vocabulary import Vocabulary
 from embedkit.recipe import MaskedLM
+from embedkit.tokens.vocabulary import Vocabulary
 
 _BY_MASK, _BY_RANDOM = 0.8, 0.9
 """Below the first, [MASK]; from there to the second, a random token; above, the token itself."""

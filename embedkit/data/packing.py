@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.data.token_store import TokenStore
-from embedkit.data.vocabulary import Vocabulary
+from embedkit.tokens.vocabulary import Vocabulary
 
 Packing = Literal["none", "exact", "crossing"]
 Ids = NDArray[np.int64]

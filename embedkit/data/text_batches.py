@@ -13,9 +13,9 @@ from embedkit import distributed, rng
 from embedkit.data.masking import mask
 from embedkit.data.packing import Ids, Rows
 from embedkit.data.schedule import Schedule
-from embedkit.data.vocabulary import Vocabulary
 from embedkit.recipe import MaskedLM
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
+from embedkit.tokens.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, eq=False)

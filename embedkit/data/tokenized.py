@@ -30,8 +30,8 @@ from embedkit.data.rows_key import code_of, sha256
 from embedkit.data.sources import Opened
 from embedkit.data.texts import Texts
 from embedkit.data.token_store import Split, StoreWriter, TokenStore
-from embedkit.data.vocabulary import backend_of
 from embedkit.storage import cache
+from embedkit.tokens.vocabulary import backend_of
 
 _CHARACTERS = 2**20
 """Tokenized at a time: what the tokenizer returns takes a hundred times the memory of its ids."""

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from embedkit.models.contextual.prefix import Prefix, prefixed_inputs
 from embedkit.models.neobert import NeoBERTModel
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 _CHUNK_COST = {"cpu": 128, "cuda": 512}
 """What one more forward costs, in tokens: the price at which padding is worth avoiding."""

@@ -16,8 +16,8 @@ from embedkit.models.backbones import Backbone, NeoBERTBackbone, shape_of
 from embedkit.models.encoding import embed_texts, without_dropout
 from embedkit.models.pooling import first_by_text, mean_by_text
 from embedkit.storage.hashing import sha256_of
-from embedkit.tokenization import Tokenize, identity_of
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
+from embedkit.tokens.tokenizer import Tokenize, identity_of
 
 Pooling = Literal["mean", "cls"]
 

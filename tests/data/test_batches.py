@@ -11,8 +11,8 @@ from embedkit.data.loading import stream
 from embedkit.data.records import Records
 from embedkit.data.schedule import Schedule, Source
 from embedkit.recipe import Data, Mix
-from embedkit.tokenization import Tokenize
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
+from embedkit.tokens.tokenizer import Tokenize
 
 PROMPTS = {"query": "find: ", "document": "passage number: "}
 # Row r has r % 5 hard negatives.

@@ -14,7 +14,7 @@ from support.hub_sets import FIXTURES, write_data_set
 from embedkit.data.manifest import HubSource, Manifest, SameLabel, load_manifest
 from embedkit.data.records import Record, Records, open_manifest
 from embedkit.errors import DataError
-from embedkit.prompts import as_prefix
+from embedkit.tokens.prompts import as_prefix
 
 # Table 7 of the paper.
 INSTRUCTIONS = {

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from embedkit.data.masking import mask
-from embedkit.data.vocabulary import Vocabulary
 from embedkit.recipe import MaskedLM
+from embedkit.tokens.vocabulary import Vocabulary
 
 NONE = np.empty(0, dtype=np.int64)
 SPECIAL = np.array([0, 1, 2, 3])

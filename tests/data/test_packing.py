@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from embedkit.data import token_store
 from embedkit.data.packing import Packing, Rows, pack
 from embedkit.data.token_store import StoreWriter, TokenStore
-from embedkit.data.vocabulary import Vocabulary
 from embedkit.errors import UserError
+from embedkit.tokens.vocabulary import Vocabulary
 
 CLS, SEP, MASK = 1, 2, 3
 LENGTHS = [5, 1, 13, 2, 30, 6, 7, 3, 8, 20, 4, 1, 1, 12]

@@ -11,8 +11,8 @@ from embedkit.data.packing import Packing, Rows, pack
 from embedkit.data.schedule import Schedule, Source
 from embedkit.data.text_batches import MaskedBatch, MaskedBatches, Masking, fixed_batch
 from embedkit.data.token_store import StoreWriter, TokenStore
-from embedkit.data.vocabulary import Vocabulary
 from embedkit.recipe import MaskedLM
+from embedkit.tokens.vocabulary import Vocabulary
 
 CLS, SEP, MASK = 1, 2, 3
 VOCABULARY = Vocabulary(

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import RobertaConfig, RobertaModel
 
 from embedkit.models.backbones import Backbone, absolute_positions, padding_plan
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 SEQUENCES = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17], [18, 19, 20, 21], [22, 23]]
 

@@ -17,7 +17,7 @@ from tokenizers.normalizers import BertNormalizer
 from embedkit.models import encoding, hub
 from embedkit.models.embedder import Embedder, Pooling
 from embedkit.recipe import Embedder as Settings
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 TEXTS = [
     "Fever with chills",

@@ -18,7 +18,7 @@ from embedkit.gradcache import Replay
 from embedkit.models.contextual.model import Contextual
 from embedkit.objectives.contextual import ContextualObjective, context_rows
 from embedkit.recipe import Contrastive
-from embedkit.tokens import TokenBatch, chunks_by_budget
+from embedkit.tokens.batch import TokenBatch, chunks_by_budget
 
 DOCUMENTS = len(share(EVERYTHING[0]).documents)
 KEY = 5

@@ -15,7 +15,7 @@ from embedkit.data.batches import ContrastiveBatch
 from embedkit.objectives import contrastive
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.recipe import Contrastive
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 TAU = 0.5
 WIDTH = 16

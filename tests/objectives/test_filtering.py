@@ -14,7 +14,7 @@ from embedkit.objectives import contrastive
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.objectives.filtering import Filter
 from embedkit.recipe import Contrastive
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 TAU = 0.5
 QUERIES = [(2, 3), (4,), (5, 6, 7), (8,), (9, 2)]

@@ -10,7 +10,7 @@ from embedkit.data.text_batches import MaskedBatch
 from embedkit.models.language_model import LanguageModel
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM
 from embedkit.objectives.masked_lm import MaskedLMObjective, cut_evenly
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 LENGTHS = [5, 2, 9, 4, 4, 7, 3, 6]
 # No token of the last sequence is masked, two of the first are.

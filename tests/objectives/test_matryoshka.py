@@ -16,7 +16,7 @@ from embedkit.losses import truncated
 from embedkit.models.embedder import Embedder
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.recipe import Contrastive
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 TAU = 0.1
 QUERIES = TokenBatch.from_lists([(2, 3), (4,), (5, 6, 7), (8, 9)])

@@ -9,7 +9,7 @@ from torch import Tensor
 from embedkit.models.backbones import Backbone
 from embedkit.models.contextual.model import Contextual
 from embedkit.recipe import ContextualConfig
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 PROMPTS = {
     "search_query": "search query: ",

@@ -22,7 +22,7 @@ from transformers import (
 from embedkit.models.backbones import Backbone, NeoBERTBackbone
 from embedkit.models.contextual.model import Contextual
 from embedkit.recipe import ContextualConfig
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 WIDTH = 16
 SIZES: dict[str, Any] = {

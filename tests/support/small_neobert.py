@@ -7,7 +7,7 @@ from support.neobert_reference import Shape
 from torch import Tensor
 
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 SEQUENCES = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17, 18], [19, 20, 21, 22], [23]]
 

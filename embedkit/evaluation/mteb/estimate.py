@@ -22,7 +22,7 @@ from embedkit.evaluation.summary import as_text
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.speed import wait
-from embedkit.tokenization import Tokenize
+from embedkit.tokens.tokenizer import Tokenize
 
 _SAMPLE = 128
 """Texts of each side of a task that are tokenized."""

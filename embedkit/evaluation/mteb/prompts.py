@@ -7,7 +7,7 @@ from mteb.abstasks.abstask import AbsTask
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 
 from embedkit.evaluation.mteb.selection import leaves
-from embedkit.prompts import SEARCH
+from embedkit.tokens.prompts import SEARCH
 
 
 def resolve_prompts(

@@ -32,7 +32,7 @@ from embedkit.evaluation.perplexity.results import (
 from embedkit.evaluation.progress import progress_bar
 from embedkit.models import hub
 from embedkit.models.backbones import absolute_positions
-from embedkit.tokenization import Tokenize
+from embedkit.tokens.tokenizer import Tokenize
 
 _TEXTS = 64
 """Documents tokenized at a time."""

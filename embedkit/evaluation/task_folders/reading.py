@@ -23,7 +23,7 @@ from mteb.abstasks.text.summarization import AbsTaskSummarization
 from embedkit.errors import DataError
 from embedkit.evaluation.task_folders import layouts
 from embedkit.evaluation.task_folders.files import content_hash, read_object
-from embedkit.prompts import SIDES, as_prefix
+from embedkit.tokens.prompts import SIDES, as_prefix
 
 
 def read_task_folders(folder: Path) -> list[AbsTask]:

@@ -23,7 +23,7 @@ from embedkit.models.neobert import NeoBERTConfig, NeoBERTModel
 from embedkit.models.quiet import quietly
 from embedkit.models.stored import read_json
 from embedkit.recipe import ContextualConfig
-from embedkit.tokenization import Tokenize
+from embedkit.tokens.tokenizer import Tokenize
 
 _CODE = "modeling_contextual"
 

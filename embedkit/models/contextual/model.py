@@ -28,8 +28,8 @@ from embedkit.models.encoding import embed_texts, without_dropout
 from embedkit.models.pooling import mean_by_text
 from embedkit.recipe import ContextualConfig
 from embedkit.storage.hashing import sha256_of
-from embedkit.tokenization import Tokenize, identity_of
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
+from embedkit.tokens.tokenizer import Tokenize, identity_of
 
 Kind = Literal["query", "document"]
 

@@ -16,7 +16,7 @@ from embedkit.errors import UserError
 from embedkit.models import rope
 from embedkit.models.attention import Layout, attend, choose_kernel
 from embedkit.models.neobert.config import NeoBERTConfig
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 
 class SwiGLU(nn.Module):

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import (
 
 from embedkit.models.neobert.config import NeoBERTConfig
 from embedkit.models.neobert.encoder import NeoBERTModel, NeoBERTPreTrainedModel
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 IGNORED = -100
 """The label of a token that the loss passes over."""

@@ -17,8 +17,8 @@ from embedkit.evaluation.mteb.selection import select_tasks
 from embedkit.evaluation.mteb.texts import published
 from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.models import hub
-from embedkit.prompts import instruction_prompts
-from embedkit.tokenization import Tokenize
+from embedkit.tokens.prompts import instruction_prompts
+from embedkit.tokens.tokenizer import Tokenize
 
 
 @pytest.fixture(autouse=True)

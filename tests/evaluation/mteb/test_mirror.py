@@ -20,7 +20,7 @@ from embedkit.evaluation.mteb.mirror import check_mirror, from_mirror
 from embedkit.evaluation.mteb.selection import leaves, select_tasks
 from embedkit.evaluation.summary import TYPES, Summary
 from embedkit.models import hub
-from embedkit.prompts import instruction_prompts
+from embedkit.tokens.prompts import instruction_prompts
 
 EMBEDKIT = str(Path(sys.executable).with_name("embedkit"))
 

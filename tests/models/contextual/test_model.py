@@ -12,7 +12,7 @@ from embedkit.errors import UserError
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.contextual.prefix import Prefix
 from embedkit.recipe import ContextualConfig
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 HEADS: dict[str, Any] = {
     "soft_prompts": 2,

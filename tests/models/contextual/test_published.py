@@ -12,7 +12,7 @@ from support.cde_checkpoints import SLOTS, reference, write
 from embedkit.errors import UserError
 from embedkit.models.contextual.export import write_contextual
 from embedkit.models.contextual.published import read_published
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 DOCUMENTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
 TEXTS = [[20, 21, 22, 23], [24, 25, 26], [27, 28, 29, 30, 31, 32, 33, 34]]

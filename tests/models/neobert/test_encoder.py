@@ -8,7 +8,7 @@ from torch import Tensor
 
 from embedkit.errors import UserError
 from embedkit.models.neobert import NeoBERTModel
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 ABLATIONS = [
     {},

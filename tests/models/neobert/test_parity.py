@@ -14,7 +14,7 @@ from support.small_neobert import small_config
 from torch import Tensor
 
 from embedkit.models.neobert import NeoBERTForMaskedLM
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 SHAPE = Shape()
 LENGTHS = [512, 1, 5000, 7, 1500]

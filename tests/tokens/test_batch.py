@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from embedkit.tokens import TokenBatch, chunks_by_budget, concatenate
+from embedkit.tokens.batch import TokenBatch, chunks_by_budget, concatenate
 
 SEQUENCES = [[1, 2, 3], [4], [], [5, 6]]
 

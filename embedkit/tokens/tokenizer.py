@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
 
 
 class Tokenize:

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from embedkit.models import hub
 from embedkit.recipe import Embedder as Settings
-from embedkit.tokenization import Tokenize
-from embedkit.tokens import TokenBatch
+from embedkit.tokens.batch import TokenBatch
+from embedkit.tokens.tokenizer import Tokenize
 
 LONG = "word " * 300
 QUERY = "Represent this sentence for searching: "

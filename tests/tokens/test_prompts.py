@@ -9,8 +9,8 @@ from embedkit import runs
 from embedkit.config import read_toml
 from embedkit.errors import UserError
 from embedkit.evaluation.mteb.selection import leaves, select_tasks
-from embedkit.prompts import as_prefix, benchmark_prompts, instruction_prompts
 from embedkit.recipe import load_recipe
+from embedkit.tokens.prompts import as_prefix, benchmark_prompts, instruction_prompts
 
 
 def test_an_instruction_loses_its_full_stop_and_gains_a_colon() -> None:
