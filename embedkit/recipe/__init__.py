@@ -1,10 +1,10 @@
 """The recipe of a run: one typed, frozen, closed value, read from TOML."""
 
-from embedkit.recipe.contextual import ContextualConfig
-from embedkit.recipe.finetuning import Data, Embedder, Evaluation, Lora, Mix, Recipe
-from embedkit.recipe.infonce import Contrastive, InContext, InfoNCE
-from embedkit.recipe.loading import load_any_recipe, load_pretrain_recipe, load_recipe
-from embedkit.recipe.pretraining import (
+from embedkit.recipe.contextual_config import ContextualConfig
+from embedkit.recipe.finetune_recipe import Data, Embedder, Evaluation, Lora, Mix, Recipe
+from embedkit.recipe.load_recipes import load_any_recipe, load_pretrain_recipe, load_recipe
+from embedkit.recipe.pair_objectives import Contrastive, InContext, InfoNCE
+from embedkit.recipe.pretrain_recipe import (
     Architecture,
     HeldOutLoss,
     MaskedLM,
@@ -13,7 +13,7 @@ from embedkit.recipe.pretraining import (
     Text,
     TextData,
 )
-from embedkit.recipe.training import Checkpoints, Logging, Optim, RecipeT, Training
+from embedkit.recipe.training_settings import Checkpoints, Logging, Optim, RecipeT, Training
 
 __all__ = [
     "Architecture",

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from embedkit.config import Section
-from embedkit.recipe.training import Training
+from embedkit.recipe.training_settings import Training
 
 
 class Architecture(Section):

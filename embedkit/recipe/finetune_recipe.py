@@ -13,9 +13,9 @@ from pydantic import (
 )
 
 from embedkit.config import Section
-from embedkit.recipe.contextual import ContextualConfig
-from embedkit.recipe.infonce import Contrastive, PairObjective
-from embedkit.recipe.training import Training
+from embedkit.recipe.contextual_config import ContextualConfig
+from embedkit.recipe.pair_objectives import Contrastive, PairObjective
+from embedkit.recipe.training_settings import Training
 
 
 class Embedder(Section):

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from embedkit.config import find, override, read_toml, validated
 from embedkit.errors import UserError
-from embedkit.recipe.finetuning import Recipe
-from embedkit.recipe.pretraining import PretrainRecipe
-from embedkit.recipe.training import RecipeT, Training
+from embedkit.recipe.finetune_recipe import Recipe
+from embedkit.recipe.pretrain_recipe import PretrainRecipe
+from embedkit.recipe.training_settings import RecipeT, Training
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
