@@ -35,7 +35,7 @@ from embedkit.clustering import cells, published, reduction
 from embedkit.clustering.backends import Backend, FaissBackend, TorchBackend
 from embedkit.clustering.quality import measure
 from embedkit.clustering.vectors import VectorStore, embed
-from embedkit.data.records import Records, open_records
+from embedkit.data.pairs.records import Records, open_records
 from embedkit.models import hub
 from embedkit.storage import cache
 

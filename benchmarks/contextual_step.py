@@ -27,9 +27,9 @@ from statistics import median
 import resident
 import torch
 
-from embedkit.data.batches import Batches, ContrastiveBatch
-from embedkit.data.records import open_records
-from embedkit.data.schedule import Schedule, Source
+from embedkit.data.batch_sampler import Schedule, Source
+from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
+from embedkit.data.pairs.records import open_records
 from embedkit.distributed import local_device
 from embedkit.models import hub
 from embedkit.models.contextual.model import Contextual

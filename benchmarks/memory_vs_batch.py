@@ -32,7 +32,7 @@ from torch.multiprocessing.spawn import start_processes
 from transformers import AutoModel, BertConfig, BertModel
 
 from embedkit import distributed
-from embedkit.data.batches import ContrastiveBatch
+from embedkit.data.pairs.contrastive_batches import ContrastiveBatch
 from embedkit.models import hub
 from embedkit.models.backbones import Backbone
 from embedkit.models.embedder import Embedder

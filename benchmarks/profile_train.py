@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from train_vs_sentence_transformers import STARTER, embedkit_steps, read_pairs
 
-from embedkit.data.batches import Batches
-from embedkit.data.records import Records
+from embedkit.data.pairs.contrastive_batches import Batches
+from embedkit.data.pairs.records import Records
 from embedkit.models.embedder import Embedder
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.speed import wait

@@ -40,10 +40,10 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
 
-from embedkit.data.batches import Batches, ContrastiveBatch
+from embedkit.data.batch_sampler import Draw, Schedule
 from embedkit.data.loading import stream
-from embedkit.data.records import Records, open_records
-from embedkit.data.schedule import Draw, Schedule
+from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
+from embedkit.data.pairs.records import Records, open_records
 from embedkit.losses import info_nce
 from embedkit.metrics import Metrics
 from embedkit.models import hub

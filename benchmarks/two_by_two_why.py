@@ -29,8 +29,8 @@ import torch
 from numpy.typing import NDArray
 from two_by_two import RECIPE
 
-from embedkit.clustering.batch_table import BatchTable
-from embedkit.data.records import Records
+from embedkit.data.batch_table import BatchTable
+from embedkit.data.pairs.records import Records
 from embedkit.evaluating import load
 from embedkit.mixture import open_mixture
 from embedkit.models.contextual.model import Contextual

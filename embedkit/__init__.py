@@ -5,9 +5,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embedkit.clustering.batch_table import BatchTable
-    from embedkit.data.records import Records
-    from embedkit.data.texts import Texts
+    from embedkit.data.batch_table import BatchTable
+    from embedkit.data.pairs.records import Records
+    from embedkit.data.text.texts import Texts
     from embedkit.errors import DataError, UserError
     from embedkit.mining.mining import mine
     from embedkit.models.export import export
@@ -34,12 +34,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BatchTable": "clustering.batch_table",
+    "BatchTable": "data.batch_table",
     "DataError": "errors",
     "PretrainRecipe": "recipe",
     "Recipe": "recipe",
-    "Records": "data.records",
-    "Texts": "data.texts",
+    "Records": "data.pairs.records",
+    "Texts": "data.text.texts",
     "UserError": "errors",
     "cluster": "runs",
     "evaluate": "runs",

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from embedkit import distributed, precision, report, rng, starting_model
 from embedkit.clustering.vectors import VectorStore
-from embedkit.data.batches import Batches, ContrastiveBatch
 from embedkit.data.loading import stream
-from embedkit.data.records import Records
+from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
+from embedkit.data.pairs.records import Records
 from embedkit.errors import DataError
 from embedkit.evaluation.summary import Summary, comparison
 from embedkit.measuring import Measuring, check_held_out, check_tasks

@@ -10,7 +10,7 @@ from rich.table import Table
 from torch import Tensor
 
 from embedkit import distributed
-from embedkit.data.text_batches import MaskedBatch
+from embedkit.data.text.masked_batches import MaskedBatch
 from embedkit.models.language_model import LanguageModel
 from embedkit.objectives.masked_lm import micro_batches
 from embedkit.recipe import PretrainRecipe

@@ -7,9 +7,9 @@ from pathlib import Path
 from mteb.abstasks.abstask import AbsTask
 
 from embedkit.config import expand
-from embedkit.data.held_out import write_tasks
-from embedkit.data.manifest import Manifest, load_manifest
-from embedkit.data.records import Records
+from embedkit.data.manifests.manifest import Manifest, load_manifest
+from embedkit.data.pairs.held_out import write_tasks
+from embedkit.data.pairs.records import Records
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.contextual import ContextualEncoder
 from embedkit.evaluation.encoding.over_ranks import OverRanks

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from embedkit import distributed
-from embedkit.clustering.batch_table import BatchTable
 from embedkit.config import expand
-from embedkit.data.manifest import Manifest, load_manifest
-from embedkit.data.records import Records, open_manifest
-from embedkit.data.schedule import Schedule, Source, alpha_weights, steps_in
+from embedkit.data.batch_sampler import Schedule, Source, alpha_weights, steps_in
+from embedkit.data.batch_table import BatchTable
+from embedkit.data.manifests.manifest import Manifest, load_manifest
+from embedkit.data.pairs.records import Records, open_manifest
 from embedkit.errors import DataError, UserError
 from embedkit.recipe import Recipe
 from embedkit.tokens.prompts import SEARCH

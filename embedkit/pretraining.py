@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from embedkit import checkpoint, distributed, initial_weights, precision, speed
 from embedkit.data.loading import stream
-from embedkit.data.text_batches import MaskedBatch
-from embedkit.data.texts import Texts
+from embedkit.data.text.masked_batches import MaskedBatch
+from embedkit.data.text.texts import Texts
 from embedkit.distributed import sharding
 from embedkit.held_out_loss import HeldOutLosses
 from embedkit.metrics import check_trackers

@@ -6,7 +6,7 @@ from rich.table import Table
 from torch import nn
 
 from embedkit import distributed
-from embedkit.data.schedule import Schedule
+from embedkit.data.batch_sampler import Schedule
 from embedkit.mixture import Mixture
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder

@@ -9,11 +9,11 @@ from rich.console import Console
 
 from embedkit import distributed, evaluating, finetuning, precision, pretraining
 from embedkit.clustering import making
-from embedkit.clustering.batch_table import BatchTable
 from embedkit.config import validated
 from embedkit.course import follow
-from embedkit.data.records import Records
-from embedkit.data.texts import Texts
+from embedkit.data.batch_table import BatchTable
+from embedkit.data.pairs.records import Records
+from embedkit.data.text.texts import Texts
 from embedkit.evaluating import Contexts, Wanted
 from embedkit.evaluation.encoding.vector_cache import bytes_of
 from embedkit.evaluation.mteb.estimate import Estimate

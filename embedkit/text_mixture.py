@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed
-from embedkit.data.packing import Rows, pack
-from embedkit.data.schedule import Schedule, Source
-from embedkit.data.text_batches import MaskedBatch, MaskedBatches, Masking, fixed_batch
-from embedkit.data.texts import Texts
-from embedkit.data.tokenized import Tokenized, prepare
+from embedkit.data.batch_sampler import Schedule, Source
+from embedkit.data.text.masked_batches import MaskedBatch, MaskedBatches, Masking, fixed_batch
+from embedkit.data.text.packing import Rows, pack
+from embedkit.data.text.texts import Texts
+from embedkit.data.text.tokenized import Tokenized, prepare
 from embedkit.errors import DataError, UserError
 from embedkit.recipe import PretrainRecipe, Text, TextData
 from embedkit.tokens.vocabulary import Vocabulary

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from embedkit import load_recipe, runs
-from embedkit.data.batches import Batches
-from embedkit.data.records import Records
-from embedkit.data.schedule import Schedule, Source
+from embedkit.data.batch_sampler import Schedule, Source
+from embedkit.data.pairs.contrastive_batches import Batches
+from embedkit.data.pairs.records import Records
 from embedkit.models import hub
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.recipe import Contrastive, Data, Mix

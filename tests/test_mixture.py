@@ -5,7 +5,7 @@ import pytest
 from support.ranks import run_on_ranks
 from support.small_runs import STEPS
 
-from embedkit.data.records import Records
+from embedkit.data.pairs.records import Records
 from embedkit.errors import DataError, UserError
 from embedkit.inspection import texts_of_step
 from embedkit.mixture import build_schedule, open_mixture, resolve_steps, stored_prompts

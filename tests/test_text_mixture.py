@@ -6,7 +6,7 @@ from support.ranks import run_on_ranks
 from support.tiny_bert import real_tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from embedkit.data.texts import Texts
+from embedkit.data.text.texts import Texts
 from embedkit.errors import DataError, UserError
 from embedkit.recipe import PretrainRecipe
 from embedkit.text_mixture import TextMixture, open_text_mixture

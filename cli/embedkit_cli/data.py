@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
     from transformers import PreTrainedTokenizerBase
 
-    from embedkit.data.lengths import Lengths
-    from embedkit.data.manifest import Manifest
-    from embedkit.data.text_manifest import TextManifest
+    from embedkit.data.manifests.manifest import Manifest
+    from embedkit.data.manifests.text_manifest import TextManifest
+    from embedkit.data.pairs.lengths import Lengths
     from embedkit.mixture import Mixture
     from embedkit.recipe import Recipe
 
@@ -67,8 +67,8 @@ Upgrade = Annotated[
 @app.command("list")
 def list_() -> None:
     """Print every source that comes with embedkit: name, kind, expected rows and licence."""
-    from embedkit.data.manifest import Manifest, shipped_tables
-    from embedkit.data.text_manifest import load_any_manifest
+    from embedkit.data.manifests.manifest import Manifest, shipped_tables
+    from embedkit.data.manifests.text_manifest import load_any_manifest
 
     for name, _ in shipped_tables():
         manifest = load_any_manifest(name)
@@ -84,8 +84,8 @@ def show(name: ManifestName, model: Model = "starter") -> None:
     """Print what a source is, its first rows and how long its texts are."""
     from rich.console import Console
 
-    from embedkit.data.manifest import Manifest
-    from embedkit.data.text_manifest import load_any_manifest
+    from embedkit.data.manifests.manifest import Manifest
+    from embedkit.data.manifests.text_manifest import load_any_manifest
     from embedkit.models.hub import load_tokenizer
     from embedkit_cli import data_tables
 
@@ -106,8 +106,8 @@ def check(
     names: ManifestNames = [], tokenizer: Verified = None, recipe: CheckedRecipe = None
 ) -> None:
     """Open and verify sources, one line each. Exit code 1: one of them is not as it should be."""
-    from embedkit.data.manifest import shipped_manifests
-    from embedkit.data.text_manifest import shipped_text_manifests
+    from embedkit.data.manifests.manifest import shipped_manifests
+    from embedkit.data.manifests.text_manifest import shipped_text_manifests
     from embedkit.recipe import load_any_recipe
 
     if recipe and names:
@@ -134,8 +134,8 @@ def prepare(
     """
     from rich.console import Console
 
-    from embedkit.data.texts import Texts
-    from embedkit.data.tokenized import prepare as tokenize
+    from embedkit.data.text.texts import Texts
+    from embedkit.data.text.tokenized import prepare as tokenize
     from embedkit.models.hub import load_tokenizer
     from embedkit.recipe import Recipe, load_any_recipe
     from embedkit.text_mixture import texts_of
@@ -164,9 +164,9 @@ def prepare(
 @app.command()
 def lock(names: ManifestNames = [], upgrade: Upgrade = False) -> None:
     """Pin the data sets that are on the hub: write their newest commits down. Needs the hub."""
-    from embedkit.data import hub_lock
-    from embedkit.data.manifest import HubSource, shipped_tables
-    from embedkit.data.text_manifest import load_any_manifest
+    from embedkit.data.manifests import hub_lock
+    from embedkit.data.manifests.manifest import HubSource, shipped_tables
+    from embedkit.data.manifests.text_manifest import load_any_manifest
 
     every = names or [name for name, _ in shipped_tables()]
     found = [load_any_manifest(name).source for name in every]
@@ -179,8 +179,8 @@ def lock(names: ManifestNames = [], upgrade: Upgrade = False) -> None:
 @app.command()
 def tasks(recipe: RecipeName, output: Output, max_documents: MaxDocuments = None) -> None:
     """Write the task folders of the concepts that a recipe's sources hold out."""
-    from embedkit.data.held_out import write_tasks
-    from embedkit.data.manifest import load_manifest
+    from embedkit.data.manifests.manifest import load_manifest
+    from embedkit.data.pairs.held_out import write_tasks
     from embedkit.recipe import load_recipe
 
     resolved = load_recipe(recipe)
@@ -196,7 +196,7 @@ def _prepare_pairs(recipe: "Recipe", model: str, workers: int, sample: int | Non
 
     from rich.console import Console
 
-    from embedkit.data.opening import open_all
+    from embedkit.data.pairs.open_all import open_all
     from embedkit.mixture import open_mixture, resolve_steps
     from embedkit.models.hub import load_tokenizer
     from embedkit_cli import data_tables
@@ -226,7 +226,7 @@ def _measured(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from embedkit.data.lengths import all_lengths, sampled_lengths
+    from embedkit.data.pairs.lengths import all_lengths, sampled_lengths
 
     if sample is not None:
         return {each.name: sampled_lengths(each, tokenizer, sample) for each in mixture.records}
@@ -259,8 +259,8 @@ def _check(name: str, tokenizer: str | None) -> bool:
     """Print the line of one source; whether it is sound."""
     import warnings
 
-    from embedkit.data.manifest import Manifest
-    from embedkit.data.text_manifest import load_any_manifest
+    from embedkit.data.manifests.manifest import Manifest
+    from embedkit.data.manifests.text_manifest import load_any_manifest
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -279,7 +279,7 @@ def _check(name: str, tokenizer: str | None) -> bool:
 
 
 def _check_pairs(manifest: "Manifest") -> str:
-    from embedkit.data.records import open_manifest
+    from embedkit.data.pairs.records import open_manifest
 
     found = f"{len(open_manifest(manifest))} rows"
     if manifest.held_out:
@@ -289,8 +289,8 @@ def _check_pairs(manifest: "Manifest") -> str:
 
 def _check_text(manifest: "TextManifest", model: str | None) -> str:
     """Read the text; with a tokenizer, its token ids, which are made where they are not there."""
-    from embedkit.data.texts import Texts
-    from embedkit.data.tokenized import prepare
+    from embedkit.data.text.texts import Texts
+    from embedkit.data.text.tokenized import prepare
     from embedkit.models.hub import load_tokenizer
 
     texts = Texts.from_manifest(manifest)

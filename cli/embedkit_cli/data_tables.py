@@ -7,13 +7,13 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from embedkit.data.documents import Document
-from embedkit.data.lengths import QUANTILES, Lengths, sampled_lengths, stored_lengths
-from embedkit.data.manifest import Manifest
-from embedkit.data.records import Record, Records, open_manifest
-from embedkit.data.text_manifest import TextManifest
-from embedkit.data.texts import Texts
-from embedkit.data.tokenized import Tokenized
+from embedkit.data.manifests.manifest import Manifest
+from embedkit.data.manifests.text_manifest import TextManifest
+from embedkit.data.pairs.lengths import QUANTILES, Lengths, sampled_lengths, stored_lengths
+from embedkit.data.pairs.records import Record, Records, open_manifest
+from embedkit.data.text.documents import Document
+from embedkit.data.text.texts import Texts
+from embedkit.data.text.tokenized import Tokenized
 from embedkit.mixture import Mixture
 from embedkit.recipe import Recipe
 from embedkit.tokens.tokenizer import Tokenize

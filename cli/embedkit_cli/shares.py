@@ -7,7 +7,7 @@ import typer
 from embedkit.errors import UserError
 
 if TYPE_CHECKING:
-    from embedkit.data.schedule import Source
+    from embedkit.data.batch_sampler import Source
     from embedkit.recipe import Recipe
 
 RecipeName = Annotated[
@@ -22,7 +22,7 @@ Rows = Annotated[
 
 def shares(recipe: RecipeName, steps: Steps = None, rows: Rows = []) -> None:
     """Print expected and drawn shares of the steps. Reads no data: rows are the manifests'."""
-    from embedkit.data.schedule import Schedule, alpha_weights, steps_in
+    from embedkit.data.batch_sampler import Schedule, alpha_weights, steps_in
     from embedkit.recipe import load_recipe
 
     resolved = load_recipe(recipe)
@@ -56,8 +56,8 @@ def shares(recipe: RecipeName, steps: Steps = None, rows: Rows = []) -> None:
 
 
 def _sources(recipe: "Recipe", given: list[str]) -> "list[Source]":
-    from embedkit.data.manifest import load_manifest
-    from embedkit.data.schedule import Source
+    from embedkit.data.batch_sampler import Source
+    from embedkit.data.manifests.manifest import load_manifest
 
     told = dict(_told(each) for each in given)
     manifests = [load_manifest(mix.manifest) for mix in recipe.data.mix]

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from embedkit import rng
 from embedkit.clustering.backends import Backend
-from embedkit.clustering.batch_table import SourceBatches
 from embedkit.clustering.published import own_share, packed, published_clusters
 from embedkit.clustering.quality import Quality, measure
+from embedkit.data.batch_table import SourceBatches
 
 COMPARED_ROWS = 50_000
 """Up to here a source is also cut in the published way, whose cost grows with the square."""

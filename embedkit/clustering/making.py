@@ -15,7 +15,11 @@ from rich.console import Console
 from embedkit import distributed, rng
 from embedkit.clustering import cells, reduction
 from embedkit.clustering.backends import Backend, BackendName, open_backend
-from embedkit.clustering.batch_table import (
+from embedkit.clustering.comparison import compare
+from embedkit.clustering.report import markdown, plot
+from embedkit.clustering.vectors import VectorStore, embed
+from embedkit.config import Section, differences
+from embedkit.data.batch_table import (
     BatchTable,
     SourceFacts,
     replace_text,
@@ -23,11 +27,7 @@ from embedkit.clustering.batch_table import (
     write_header,
     write_order,
 )
-from embedkit.clustering.comparison import compare
-from embedkit.clustering.report import markdown, plot
-from embedkit.clustering.vectors import VectorStore, embed
-from embedkit.config import Section, differences
-from embedkit.data.records import Records
+from embedkit.data.pairs.records import Records
 from embedkit.errors import UserError
 from embedkit.models.embedder import Embedder
 

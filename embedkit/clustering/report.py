@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from embedkit.clustering.batch_table import BatchTable
 from embedkit.clustering.comparison import Comparison, mean
 from embedkit.clustering.quality import Quality
+from embedkit.data.batch_table import BatchTable
 
 _WAYS = ("random", "published", "ours")
 _COLUMNS = ("source", "way", "batches", "size", "cohesion", "mean negative", "hardest negative",

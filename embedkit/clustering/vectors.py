@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from embedkit import distributed
-from embedkit.data.records import Records
+from embedkit.data.pairs.records import Records
 from embedkit.errors import DataError
 from embedkit.models.embedder import Embedder
 from embedkit.storage.blocks import BlockFile, mapped

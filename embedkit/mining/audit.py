@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from embedkit.data.leaks import fold
+from embedkit.data.pairs.leaks import fold
 from embedkit.mining.corpus import text_hash
 from embedkit.mining.search import Scores
 from embedkit.mining.selection import Selected

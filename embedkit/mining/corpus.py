@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.data.leaks import fold
-from embedkit.data.records import Records
+from embedkit.data.pairs.leaks import fold
+from embedkit.data.pairs.records import Records
 
 Ids = NDArray[np.int64]
 

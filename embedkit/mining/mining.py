@@ -13,7 +13,7 @@ from rich.console import Console
 
 from embedkit import distributed, precision
 from embedkit.config import validated
-from embedkit.data.records import Records, open_records
+from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import DataError
 from embedkit.mining import faiss_search
 from embedkit.mining.audit import Audit, inspect

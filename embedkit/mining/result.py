@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import tomli_w
 from numpy.typing import NDArray
 
-from embedkit.data.records import Records
+from embedkit.data.pairs.records import Records
 from embedkit.mining.audit import Audit
 from embedkit.mining.corpus import Corpus, Ids, Side
 from embedkit.mining.search import Scores

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from embedkit import distributed, rng
-from embedkit.data.batches import ContrastiveBatch
+from embedkit.data.pairs.contrastive_batches import ContrastiveBatch
 from embedkit.gradcache import Replay
 from embedkit.models.contextual.model import Contextual
 from embedkit.objectives.contrastive import ContrastiveObjective

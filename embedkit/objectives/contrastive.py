@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from embedkit import distributed, rng
-from embedkit.data.batches import ContrastiveBatch
+from embedkit.data.pairs.contrastive_batches import ContrastiveBatch
 from embedkit.gradcache import Replay
 from embedkit.losses import false_negatives, info_nce, similarity, truncated
 from embedkit.objectives.filtering import Filter

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from embedkit import distributed
-from embedkit.data.text_batches import MaskedBatch
+from embedkit.data.text.masked_batches import MaskedBatch
 from embedkit.distributed import sharding
 
 

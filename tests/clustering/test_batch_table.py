@@ -18,8 +18,8 @@ import embedkit
 from embedkit import BatchTable, DataError, Records, UserError
 from embedkit.clustering import making
 from embedkit.clustering.backends import TorchBackend
-from embedkit.clustering.batch_table import write_order
 from embedkit.clustering.comparison import compare
+from embedkit.data.batch_table import write_order
 from embedkit.recipe import load_recipe
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,8 @@ def folder(recipe: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFacto
 
 def sources_of(recipe: str) -> list[Records]:
     return [
-        embedkit.data.records.open_records(mix.manifest) for mix in load_recipe(recipe).data.mix
+        embedkit.data.pairs.records.open_records(mix.manifest)
+        for mix in load_recipe(recipe).data.mix
     ]
 
 

@@ -17,7 +17,7 @@ from support.ranks import run_on_ranks
 from embedkit import distributed
 from embedkit.clustering import vectors
 from embedkit.clustering.vectors import VectorStore, embed
-from embedkit.data.records import Records
+from embedkit.data.pairs.records import Records
 from embedkit.errors import DataError
 from embedkit.models import hub
 from embedkit.models.embedder import Embedder

@@ -6,10 +6,10 @@ from support.tiny_bert import real_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed
-from embedkit.data.batches import Batches, ContrastiveBatch, Texts
+from embedkit.data.batch_sampler import Schedule, Source
 from embedkit.data.loading import stream
-from embedkit.data.records import Records
-from embedkit.data.schedule import Schedule, Source
+from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch, Texts
+from embedkit.data.pairs.records import Records
 from embedkit.recipe import Data, Mix
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.tokenizer import Tokenize

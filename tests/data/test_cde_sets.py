@@ -18,8 +18,8 @@ from support.cde_sets import (
 from support.tiny_bert import MINILM
 from typer.testing import CliRunner
 
-from embedkit.data.manifest import Manifest, load_manifest, shipped_manifests
-from embedkit.data.records import Record, Records, open_manifest
+from embedkit.data.manifests.manifest import Manifest, load_manifest, shipped_manifests
+from embedkit.data.pairs.records import Record, Records, open_manifest
 from embedkit.errors import DataError, UserError
 
 SEARCH = ("search_query: ", "search_document: ")

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from embedkit.data.concepts import is_held_out
-from embedkit.data.held_out import write_tasks
-from embedkit.data.leaks import leaked
-from embedkit.data.manifest import Manifest, load_manifest
-from embedkit.data.records import Records, open_manifest
+from embedkit.data.manifests.manifest import Manifest, load_manifest
+from embedkit.data.pairs.held_out import write_tasks
+from embedkit.data.pairs.leaks import leaked
+from embedkit.data.pairs.records import Records, open_manifest
 from embedkit.errors import DataError
 
 SHARE = 0.3

@@ -11,9 +11,9 @@ import pytest
 from embedkit_cli.app import main
 
 from embedkit.config import read_toml
-from embedkit.data import hub_lock
-from embedkit.data.hub import place
-from embedkit.data.manifest import HubSource, load_manifest, shipped_tables
+from embedkit.data.manifests import hub_lock
+from embedkit.data.manifests.manifest import HubSource, load_manifest, shipped_tables
+from embedkit.data.sources.hub import place
 from embedkit.errors import DataError, UserError
 
 LOCKED = "a0d554a64d88156834ff5ae9920b964011b16384"

@@ -3,8 +3,8 @@ from collections.abc import Iterator
 from datetime import date
 from typing import Any
 
-from embedkit.data.joins import joined
-from embedkit.data.manifest import HubJoin
+from embedkit.data.manifests.manifest import HubJoin
+from embedkit.data.sources.joins import joined
 
 JOIN = HubJoin(column="answer", config="corpus", split="train")
 

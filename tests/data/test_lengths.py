@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support.tiny_bert import MINILM
 
-from embedkit.data import lengths
-from embedkit.data.lengths import Lengths, all_lengths, quantiles, sampled_lengths
-from embedkit.data.records import Records
+from embedkit.data.pairs import lengths
+from embedkit.data.pairs.lengths import Lengths, all_lengths, quantiles, sampled_lengths
+from embedkit.data.pairs.records import Records
 from embedkit.models.hub import load_tokenizer
 from embedkit.storage import cache
 

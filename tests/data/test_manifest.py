@@ -5,15 +5,15 @@ import pytest
 from embedkit_cli.data import app
 from typer.testing import CliRunner
 
-from embedkit.data.columns import ColumnPath, RowFilter
-from embedkit.data.manifest import (
+from embedkit.data.manifests.columns import ColumnPath, RowFilter
+from embedkit.data.manifests.manifest import (
     Columns,
     HubSource,
     Manifest,
     load_manifest,
     shipped_manifests,
 )
-from embedkit.data.text_manifest import shipped_text_manifests
+from embedkit.data.manifests.text_manifest import shipped_text_manifests
 from embedkit.errors import DataError, UserError
 
 FILES = 'source = { kind = "files", files = [{ path = "pairs.jsonl" }] }\n'

@@ -8,7 +8,7 @@ import pytest
 from support.hub_sets import FIXTURES, write_data_set
 from support.small_runs import write_source
 
-from embedkit.data.opening import open_all
+from embedkit.data.pairs.open_all import open_all
 from embedkit.errors import DataError
 from embedkit.storage import cache
 

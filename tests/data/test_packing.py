@@ -9,9 +9,9 @@ from support.tiny_bert import real_tokenizer
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from embedkit.data import token_store
-from embedkit.data.packing import Packing, Rows, pack
-from embedkit.data.token_store import StoreWriter, TokenStore
+from embedkit.data.text import token_store
+from embedkit.data.text.packing import Packing, Rows, pack
+from embedkit.data.text.token_store import StoreWriter, TokenStore
 from embedkit.errors import UserError
 from embedkit.tokens.vocabulary import Vocabulary
 
@@ -137,7 +137,7 @@ def test_short_documents_are_left_out_of_a_view(
 ) -> None:
     # As if there were more documents than are looked at at a time.
     monkeypatch.setattr(token_store, "_SCANNED", 4)
-    monkeypatch.setattr("embedkit.data.packing._AT_ONCE", 2)
+    monkeypatch.setattr("embedkit.data.text.packing._AT_ONCE", 2)
     store = store_of(LENGTHS)
     rows = pack(store, VOCABULARY, packing, max_tokens=64, min_tokens=10)
     bounds = zip(store.offsets[:-1], store.offsets[1:], strict=True)

@@ -7,7 +7,7 @@ from embedkit_cli.data import prepare
 from support.hub_sets import FIXTURES, write_data_set
 from support.tiny_bert import MINILM
 
-from embedkit.data.records import open_records
+from embedkit.data.pairs.records import open_records
 from embedkit.errors import UserError
 from embedkit.models.hub import load_tokenizer
 from embedkit.recipe import load_recipe

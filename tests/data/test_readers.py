@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from embedkit.data.readers import docstring, icd, obo
+from embedkit.data.sources.readers import docstring, icd, obo
 from embedkit.errors import DataError
 
 OBO = r"""format-version: 1.2

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
-from embedkit.data import distinct
-from embedkit.data.manifest import Manifest, load_manifest
-from embedkit.data.records import Record, Records, open_manifest
+from embedkit.data.manifests.manifest import Manifest, load_manifest
+from embedkit.data.pairs.records import Record, Records, open_manifest
+from embedkit.data.sources import distinct
 from embedkit.errors import DataError, UserError
 from embedkit.storage import cache
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from embedkit.data.records import Record, Records
-from embedkit.data.same_label import pairs
+from embedkit.data.pairs.records import Record, Records
+from embedkit.data.pairs.same_label import pairs
 from embedkit.errors import DataError, UserError
 from embedkit.storage import cache
 

@@ -4,8 +4,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from embedkit.data import schedule as module
-from embedkit.data.schedule import Schedule, Source, alpha_weights, steps_in
+from embedkit.data import batch_sampler as module
+from embedkit.data.batch_sampler import Schedule, Source, alpha_weights, steps_in
 from embedkit.errors import DataError
 
 SOURCES = [Source("small", 13, 4), Source("middle", 100, 10), Source("large", 1000, 7)]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from support.shards import write_shards
 
-from embedkit.data.files import Rows
-from embedkit.data.manifest import Manifest, load_manifest
-from embedkit.data.readers.shards import Shards, read
-from embedkit.data.records import Record, open_manifest
+from embedkit.data.manifests.manifest import Manifest, load_manifest
+from embedkit.data.pairs.records import Record, open_manifest
+from embedkit.data.sources.files import Rows
+from embedkit.data.sources.readers.shards import Shards, read
 from embedkit.errors import DataError, UserError
 
 # What is not ASCII has more bytes than characters.

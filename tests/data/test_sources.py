@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embedkit.data.files import rows
-from embedkit.data.hub import Place, check_revision
-from embedkit.data.manifest import Manifest, load_manifest
-from embedkit.data.records import Record, open_manifest
+from embedkit.data.manifests.manifest import Manifest, load_manifest
+from embedkit.data.pairs.records import Record, open_manifest
+from embedkit.data.sources.files import rows
+from embedkit.data.sources.hub import Place, check_revision
 from embedkit.errors import DataError
 
 ROWS = [{"query": "a, b", "positive": "é"}, {"query": 'say "c"', "positive": "d"}]

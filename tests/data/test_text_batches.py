@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from embedkit import distributed
+from embedkit.data.batch_sampler import Schedule, Source
 from embedkit.data.loading import stream
-from embedkit.data.packing import Packing, Rows, pack
-from embedkit.data.schedule import Schedule, Source
-from embedkit.data.text_batches import MaskedBatch, MaskedBatches, Masking, fixed_batch
-from embedkit.data.token_store import StoreWriter, TokenStore
+from embedkit.data.text.masked_batches import MaskedBatch, MaskedBatches, Masking, fixed_batch
+from embedkit.data.text.packing import Packing, Rows, pack
+from embedkit.data.text.token_store import StoreWriter, TokenStore
 from embedkit.recipe import MaskedLM
 from embedkit.tokens.vocabulary import Vocabulary
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from embedkit.data.manifest import Manifest, load_manifest, shipped_manifests
-from embedkit.data.text_manifest import (
+from embedkit.data.manifests.manifest import Manifest, load_manifest, shipped_manifests
+from embedkit.data.manifests.text_manifest import (
     TextManifest,
     load_any_manifest,
     load_text_manifest,

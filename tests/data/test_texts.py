@@ -6,8 +6,8 @@ from typing import Any
 import datasets
 import pytest
 
-from embedkit.data.documents import is_held_out
-from embedkit.data.texts import Texts
+from embedkit.data.text.documents import is_held_out
+from embedkit.data.text.texts import Texts
 from embedkit.errors import DataError, UserError
 from embedkit.storage import cache
 

@@ -13,11 +13,11 @@ from support.tiny_bert import real_tokenizer
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from embedkit.data import token_store, tokenized
-from embedkit.data.documents import is_held_out
-from embedkit.data.texts import Texts
-from embedkit.data.token_store import StoreWriter, TokenStore
-from embedkit.data.tokenized import Tokenized, prepare
+from embedkit.data.text import token_store, tokenized
+from embedkit.data.text.documents import is_held_out
+from embedkit.data.text.texts import Texts
+from embedkit.data.text.token_store import StoreWriter, TokenStore
+from embedkit.data.text.tokenized import Tokenized, prepare
 from embedkit.errors import DataError
 from embedkit.storage import cache
 

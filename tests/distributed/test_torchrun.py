@@ -14,7 +14,7 @@ from support.task_folders import write_task
 from support.tiny_bert import write_tiny_model
 
 from embedkit import runs
-from embedkit.data.batches import Batches
+from embedkit.data.pairs.contrastive_batches import Batches
 from embedkit.errors import UserError
 from embedkit.recipe import load_recipe
 

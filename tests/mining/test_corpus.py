@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 
-from embedkit.data.records import Records
+from embedkit.data.pairs.records import Records
 from embedkit.mining.corpus import Corpus, Side, open_corpus
 from embedkit.mining.exclusions import Exclusions
 

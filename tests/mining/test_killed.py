@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.interrupted import start
 
-from embedkit.data.records import Records
+from embedkit.data.pairs.records import Records
 from embedkit.mining import candidates, mining, vectors
 from embedkit.mining.mining import mine
 from embedkit.mining.place import Place

@@ -14,8 +14,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import mine_hard_negatives
 
 import embedkit
-from embedkit.data.manifest import load_manifest
-from embedkit.data.records import Records, open_records
+from embedkit.data.manifests.manifest import load_manifest
+from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import DataError, UserError
 from embedkit.mining import candidates, vectors
 from embedkit.mining.audit import Audit, inspect

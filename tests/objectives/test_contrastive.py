@@ -11,7 +11,7 @@ from support.tiny_bert import gradients, tiny_embedder
 from torch import Tensor
 
 from embedkit import distributed
-from embedkit.data.batches import ContrastiveBatch
+from embedkit.data.pairs.contrastive_batches import ContrastiveBatch
 from embedkit.objectives import contrastive
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.recipe import Contrastive

@@ -6,7 +6,7 @@ from support.tiny_bert import gradients
 from torch import Tensor
 
 from embedkit import distributed
-from embedkit.data.text_batches import MaskedBatch
+from embedkit.data.text.masked_batches import MaskedBatch
 from embedkit.models.language_model import LanguageModel
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM
 from embedkit.objectives.masked_lm import MaskedLMObjective, cut_evenly

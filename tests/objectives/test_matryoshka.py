@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer.losses import (
 from support.tiny_bert import gradients, tiny_embedder
 from torch import Tensor, nn
 
-from embedkit.data.batches import ContrastiveBatch
+from embedkit.data.pairs.contrastive_batches import ContrastiveBatch
 from embedkit.losses import truncated
 from embedkit.models.embedder import Embedder
 from embedkit.objectives.contrastive import ContrastiveObjective

@@ -8,7 +8,7 @@ import pytest
 from support.small_runs import metrics_of
 
 from embedkit.config import differences, shipped, validated
-from embedkit.data.manifest import (
+from embedkit.data.manifests.manifest import (
     FilesSource,
     HubSource,
     Manifest,

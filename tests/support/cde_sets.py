@@ -5,8 +5,8 @@ from pathlib import Path
 from support.hub_sets import SUBJECTS, Files, Row, write_files
 from support.shards import write_shards
 
-from embedkit.data.manifest import HubSource, load_manifest
-from embedkit.data.readers.shards import Shards
+from embedkit.data.manifests.manifest import HubSource, load_manifest
+from embedkit.data.sources.readers.shards import Shards
 from embedkit.recipe import load_recipe
 
 NOMIC_ID = "nomic-ai/nomic-embed-unsupervised-data"

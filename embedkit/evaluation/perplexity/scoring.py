@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from embedkit import distributed, precision, rng
-from embedkit.data.documents import is_held_out
-from embedkit.data.texts import Texts
+from embedkit.data.text.documents import is_held_out
+from embedkit.data.text.texts import Texts
 from embedkit.errors import UserError
 from embedkit.evaluation.perplexity.guesses import Guesser
 from embedkit.evaluation.perplexity.plot import plot

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.data.concepts import place
-from embedkit.data.leaks import fold, leaked
-from embedkit.data.manifest import HeldOutTask, Manifest, Prompts
-from embedkit.data.records import Records, open_manifest
+from embedkit.data.manifests.manifest import HeldOutTask, Manifest, Prompts
+from embedkit.data.pairs.leaks import fold, leaked
+from embedkit.data.pairs.records import Records, open_manifest
 from embedkit.errors import DataError
 
 MAX_QUERIES = 500

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.clustering.vectors import VectorStore
-from embedkit.data.records import Records
+from embedkit.data.pairs.records import Records
 from embedkit.errors import DataError
 
 HEADER = "table.json"

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from embedkit.data import same_label
-from embedkit.data.columns import ColumnPath, RowFilter
-from embedkit.data.distinct import distinct
-from embedkit.data.manifest import Columns, Description
-from embedkit.data.sources import Part
+from embedkit.data.manifests.columns import ColumnPath, RowFilter
+from embedkit.data.manifests.manifest import Columns, Description
+from embedkit.data.pairs import same_label
+from embedkit.data.sources.distinct import distinct
+from embedkit.data.sources.open_source import Part
 from embedkit.errors import DataError
 
 

@@ -6,21 +6,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from embedkit.data import (
-    columns,
-    concepts,
-    distinct,
-    files,
-    hub,
-    joins,
-    pairs,
-    same_label,
-    sources,
-    table,
-)
-from embedkit.data.manifest import Manifest
-from embedkit.data.readers import docstring, icd, obo, shards
-from embedkit.data.sources import Opened
+from embedkit.data import concepts
+from embedkit.data.manifests import columns
+from embedkit.data.manifests.manifest import Manifest
+from embedkit.data.pairs import from_rows, same_label, table
+from embedkit.data.sources import distinct, files, hub, joins, open_source
+from embedkit.data.sources.open_source import Opened
+from embedkit.data.sources.readers import docstring, icd, obo, shards
 
 # Rows depend on the code of these, so their place in the cache does too.
 _MAKERS = (
@@ -30,9 +22,9 @@ _MAKERS = (
     files,
     hub,
     joins,
-    pairs,
+    from_rows,
     same_label,
-    sources,
+    open_source,
     table,
     obo,
     icd,

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.data.token_store import TokenStore
+from embedkit.data.text.token_store import TokenStore
 from embedkit.tokens.vocabulary import Vocabulary
 
 Packing = Literal["none", "exact", "crossing"]

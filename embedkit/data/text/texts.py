@@ -10,17 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit.config import expand, validated
-from embedkit.data import sources
-from embedkit.data.documents import Document, documents, is_held_out
-from embedkit.data.manifest import File, FilesSource, Source
-from embedkit.data.sources import Opened, Part
-from embedkit.data.text_manifest import (
+from embedkit.data.manifests.manifest import File, FilesSource, Source
+from embedkit.data.manifests.text_manifest import (
     TextColumns,
     TextDescription,
     TextHeldOut,
     TextManifest,
     load_text_manifest,
 )
+from embedkit.data.sources import open_source
+from embedkit.data.sources.open_source import Opened, Part
+from embedkit.data.text.documents import Document, documents, is_held_out
 from embedkit.errors import DataError
 from embedkit.storage import cache
 
@@ -137,7 +137,7 @@ class Texts:
             DataError: it is missing, or not what the manifest pins.
         """
         try:
-            return sources.opened(self.source, streaming=True)
+            return open_source.opened(self.source, streaming=True)
         except DataError as error:
             raise DataError(f"{self.name}: {error}") from None
 

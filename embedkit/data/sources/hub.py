@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embedkit.data import hub_lock
-from embedkit.data.hub_lock import reason
-from embedkit.data.joins import joined
-from embedkit.data.manifest import HubConfig, HubSource
+from embedkit.data.manifests import hub_lock
+from embedkit.data.manifests.hub_lock import reason
+from embedkit.data.manifests.manifest import HubConfig, HubSource
+from embedkit.data.sources.joins import joined
 from embedkit.errors import DataError
 from embedkit.storage.offline import settle_network
 

@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import Field, PositiveInt, model_validator
 
 from embedkit.config import Section, validated
-from embedkit.data.manifest import (
+from embedkit.data.manifests.manifest import (
     FilterText,
     Manifest,
     PathText,

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.config import expand
-from embedkit.data import files, hub
-from embedkit.data.manifest import (
+from embedkit.data.manifests.manifest import (
     DocstringReader,
     FilesSource,
     HubSource,
@@ -20,7 +19,8 @@ from embedkit.data.manifest import (
     PackageSource,
     Source,
 )
-from embedkit.data.readers import docstring, icd, obo, shards
+from embedkit.data.sources import files, hub
+from embedkit.data.sources.readers import docstring, icd, obo, shards
 from embedkit.errors import DataError
 from embedkit.storage import cache
 

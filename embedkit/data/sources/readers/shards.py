@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from embedkit.config import Section
-from embedkit.data import files
+from embedkit.data.sources import files
 from embedkit.errors import DataError
 
 COUNTS = "counts.json"

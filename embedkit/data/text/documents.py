@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from embedkit.data import concepts
-from embedkit.data.columns import ColumnPath, RowFilter
-from embedkit.data.distinct import distinct
-from embedkit.data.sources import Part
-from embedkit.data.text_manifest import TextDescription
+from embedkit.data.manifests.columns import ColumnPath, RowFilter
+from embedkit.data.manifests.text_manifest import TextDescription
+from embedkit.data.sources.distinct import distinct
+from embedkit.data.sources.open_source import Part
 from embedkit.errors import DataError
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from embedkit.config import expand, validated
-from embedkit.data import concepts, files, pairs, sources
-from embedkit.data.manifest import (
+from embedkit.data import concepts
+from embedkit.data.manifests.manifest import (
     Columns,
     Description,
     HeldOut,
@@ -26,10 +26,12 @@ from embedkit.data.manifest import (
     Task,
     load_manifest,
 )
-from embedkit.data.pairs import Pair
-from embedkit.data.rows_key import rows_key, sha256
-from embedkit.data.sources import Opened, Part
-from embedkit.data.table import Table, TableWriter
+from embedkit.data.pairs import from_rows
+from embedkit.data.pairs.from_rows import Pair
+from embedkit.data.pairs.rows_key import rows_key, sha256
+from embedkit.data.pairs.table import Table, TableWriter
+from embedkit.data.sources import files, open_source
+from embedkit.data.sources.open_source import Opened, Part
 from embedkit.errors import DataError
 from embedkit.storage import cache
 
@@ -224,7 +226,7 @@ def open_manifest(manifest: Manifest, split: Split = "train") -> Records:
     if split == "held_out" and manifest.held_out is None:
         raise DataError(f"{manifest.name}: holds nothing out: give it a [held_out] table")
     try:
-        opened = sources.opened(manifest.source)
+        opened = open_source.opened(manifest.source)
     except DataError as error:
         raise DataError(f"{manifest.name}: {error}") from None
     build = partial(_write, name=manifest.name, parts=opened.parts, description=manifest)
@@ -277,7 +279,7 @@ def _write(folder: Path, name: str, parts: Iterable[Part], description: Descript
                 split: stack.enter_context(TableWriter(_path(folder, split)))
                 for split in _splits(description)
             }
-            for pair in pairs.pairs(counted, description):
+            for pair in from_rows.pairs(counted, description):
                 writers[_side(pair, held_out)].add(pair)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None

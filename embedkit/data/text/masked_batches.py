@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from embedkit import distributed, rng
-from embedkit.data.masking import mask
-from embedkit.data.packing import Ids, Rows
-from embedkit.data.schedule import Schedule
+from embedkit.data.batch_sampler import Schedule
+from embedkit.data.text.masking import mask
+from embedkit.data.text.packing import Ids, Rows
 from embedkit.recipe import MaskedLM
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.vocabulary import Vocabulary

@@ -13,23 +13,16 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed
-from embedkit.data import (
-    columns,
-    concepts,
-    distinct,
-    documents,
-    files,
-    hub,
-    joins,
-    sources,
-    token_store,
-)
-from embedkit.data.documents import Document, is_held_out
-from embedkit.data.readers import docstring, icd, obo
-from embedkit.data.rows_key import code_of, sha256
-from embedkit.data.sources import Opened
-from embedkit.data.texts import Texts
-from embedkit.data.token_store import Split, StoreWriter, TokenStore
+from embedkit.data import concepts
+from embedkit.data.manifests import columns
+from embedkit.data.pairs.rows_key import code_of, sha256
+from embedkit.data.sources import distinct, files, hub, joins, open_source
+from embedkit.data.sources.open_source import Opened
+from embedkit.data.sources.readers import docstring, icd, obo
+from embedkit.data.text import documents, token_store
+from embedkit.data.text.documents import Document, is_held_out
+from embedkit.data.text.texts import Texts
+from embedkit.data.text.token_store import Split, StoreWriter, TokenStore
 from embedkit.storage import cache
 from embedkit.tokens.vocabulary import backend_of
 
@@ -44,7 +37,7 @@ _MAKERS = (
     files,
     hub,
     joins,
-    sources,
+    open_source,
     token_store,
     obo,
     icd,

@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed, rng
-from embedkit.data.records import Record, Records
-from embedkit.data.schedule import Schedule
+from embedkit.data.batch_sampler import Schedule
+from embedkit.data.pairs.records import Record, Records
 from embedkit.recipe import Data
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.tokenizer import Tokenize

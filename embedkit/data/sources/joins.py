@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from embedkit.data.columns import ColumnPath
-from embedkit.data.manifest import HubJoin
+from embedkit.data.manifests.columns import ColumnPath
+from embedkit.data.manifests.manifest import HubJoin
 from embedkit.errors import DataError
 from embedkit.storage import cache
 

@@ -14,8 +14,8 @@ from pydantic import (
 )
 
 from embedkit.config import Section, find, read_toml, shipped, validated
-from embedkit.data.columns import ColumnPath, RowFilter
-from embedkit.data.readers.shards import Shards, ShardsSource
+from embedkit.data.manifests.columns import ColumnPath, RowFilter
+from embedkit.data.sources.readers.shards import Shards, ShardsSource
 from embedkit.errors import UserError
 
 FOLDER = "data_manifests"
@@ -87,7 +87,7 @@ class Columns(Section):
 
 
 class SameLabel(Section):
-    """Pairs texts of one label, see ``embedkit.data.same_label``."""
+    """Pairs texts of one label, see ``embedkit.data.pairs.same_label``."""
 
     seed: int = 0
 

@@ -6,8 +6,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context
 
-from embedkit.data.manifest import load_manifest
-from embedkit.data.records import open_manifest
+from embedkit.data.manifests.manifest import load_manifest
+from embedkit.data.pairs.records import open_manifest
 from embedkit.errors import DataError
 
 

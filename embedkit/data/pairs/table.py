@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from embedkit.data.pairs import Pair
+from embedkit.data.pairs.from_rows import Pair
 from embedkit.errors import DataError
 
 _SCHEMA = pa.schema(

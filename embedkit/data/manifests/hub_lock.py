@@ -7,7 +7,7 @@ import tomli_w
 from pydantic import Field
 
 from embedkit.config import Section, read_toml, shipped, validated
-from embedkit.data.manifest import FOLDER, Commit
+from embedkit.data.manifests.manifest import FOLDER, Commit
 from embedkit.errors import DataError, UserError
 
 _COMMENT = "# Written by embedkit data lock.\n"

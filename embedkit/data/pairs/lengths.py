@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from embedkit.data.records import Record, Records
-from embedkit.data.rows_key import code_of, sha256
-from embedkit.data.token_store import TokenStore
+from embedkit.data.pairs.records import Record, Records
+from embedkit.data.pairs.rows_key import code_of, sha256
+from embedkit.data.text.token_store import TokenStore
 from embedkit.storage import cache
 from embedkit.tokens.tokenizer import Tokenize, identity_of
 
