@@ -40,7 +40,7 @@ from transformers import EuroBertConfig, EuroBertForMaskedLM
 from embedkit import speed
 from embedkit.models.language_model import LanguageModel
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM
-from embedkit.precision import autocast_dtype
+from embedkit.models.precision import autocast_dtype
 from embedkit.tokens.batch import TokenBatch
 
 RATE = 0.2

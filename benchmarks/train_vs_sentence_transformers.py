@@ -47,8 +47,8 @@ from embedkit.data.pairs.records import Records, open_records
 from embedkit.losses import info_nce
 from embedkit.metrics import Metrics
 from embedkit.models import hub
+from embedkit.models.precision import autocast_dtype, has_bf16
 from embedkit.objectives.contrastive import ContrastiveObjective
-from embedkit.precision import autocast_dtype, has_bf16
 from embedkit.recipe import Contrastive, Recipe
 from embedkit.recipe import Embedder as EmbedderSection
 from embedkit.speed import matmul_peak, wait

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mteb.abstasks.abstask import AbsTask
 
-from embedkit import distributed, precision
+from embedkit import distributed
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.contextual import ContextualEncoder
 from embedkit.evaluation.encoding.encoders import Remembering, TextEncoder, Truncated
@@ -21,7 +21,7 @@ from embedkit.evaluation.mteb.scoring import evaluate as score
 from embedkit.evaluation.mteb.selection import leaves, select_tasks
 from embedkit.evaluation.summary import Summary
 from embedkit.measuring import tasks_of
-from embedkit.models import hub
+from embedkit.models import hub, precision
 from embedkit.models.contextual.loading import is_contextual, load_contextual
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder

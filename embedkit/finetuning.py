@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from embedkit import distributed, precision, report, rng, starting_model
+from embedkit import distributed, report, rng, starting_model
 from embedkit.clustering.vectors import VectorStore
 from embedkit.data.loading import stream
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
@@ -26,7 +26,7 @@ from embedkit.mixture import (
     stored_prompts,
 )
 from embedkit.model_card import model_card
-from embedkit.models import lora
+from embedkit.models import lora, precision
 from embedkit.models.contextual.export import write_contextual
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder

@@ -12,7 +12,7 @@ from embedkit import checkpoint, distributed, rng
 from embedkit.errors import UserError
 from embedkit.models import hub
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM
-from embedkit.models.neobert.keys import load_pretrained
+from embedkit.models.neobert.state_dict import load_pretrained
 from embedkit.recipe import Architecture, PretrainRecipe
 from embedkit.text_mixture import TextMixture
 

@@ -10,14 +10,14 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from embedkit import checkpoint, distributed, initial_weights, precision, speed
+from embedkit import checkpoint, distributed, initial_weights, speed
 from embedkit.data.loading import stream
 from embedkit.data.text.masked_batches import MaskedBatch
 from embedkit.data.text.texts import Texts
 from embedkit.distributed import sharding
 from embedkit.held_out_loss import HeldOutLosses
 from embedkit.metrics import check_trackers
-from embedkit.models import hub
+from embedkit.models import hub, precision
 from embedkit.models.export import whole_folder
 from embedkit.models.language_model import LanguageModel
 from embedkit.models.quiet import quietly

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from rich.console import Console
 
-from embedkit import distributed, evaluating, finetuning, precision, pretraining
+from embedkit import distributed, evaluating, finetuning, pretraining
 from embedkit.clustering import making
 from embedkit.config import validated
 from embedkit.course import follow
@@ -19,7 +19,7 @@ from embedkit.evaluation.encoding.vector_cache import bytes_of
 from embedkit.evaluation.mteb.estimate import Estimate
 from embedkit.evaluation.summary import Summary
 from embedkit.mixture import open_mixture
-from embedkit.models import hub
+from embedkit.models import hub, precision
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import PretrainRecipe, Recipe, Training, load_pretrain_recipe, load_recipe

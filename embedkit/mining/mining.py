@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from numpy.typing import NDArray
 from rich.console import Console
 
-from embedkit import distributed, precision
+from embedkit import distributed
 from embedkit.config import validated
 from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import DataError
@@ -25,7 +25,7 @@ from embedkit.mining.result import write_manifest, write_pairs
 from embedkit.mining.search import ExactSearch, Search, torch_best
 from embedkit.mining.settings import Mining, MiningOptions
 from embedkit.mining.vectors import stored_vectors
-from embedkit.models import hub
+from embedkit.models import hub, precision
 from embedkit.models.embedder import Embedder
 
 _PACKAGES = ("embedkit-neobert", "torch", "transformers")

@@ -15,7 +15,7 @@ from embedkit.models import hub
 from embedkit.models.embedder import Embedder
 from embedkit.models.eurobert import obstacle, to_eurobert
 from embedkit.models.neobert import NeoBERTModel
-from embedkit.models.neobert.keys import save_hub_layout
+from embedkit.models.neobert.state_dict import save_hub_layout
 from embedkit.models.onnx import check_installed, write_onnx
 from embedkit.models.quiet import quietly
 from embedkit.tokens.tokenizer import Tokenize

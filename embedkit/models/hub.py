@@ -29,7 +29,7 @@ from embedkit.models.embedder import Embedder
 from embedkit.models.eurobert import ORIGIN, from_eurobert
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
 from embedkit.models.neobert.encoder import NeoBERTPreTrainedModel
-from embedkit.models.neobert.keys import PINNED, load_pretrained
+from embedkit.models.neobert.state_dict import PINNED, load_pretrained
 from embedkit.models.pickled import refuse_pickle
 from embedkit.models.quiet import quietly
 from embedkit.models.stored import read_stored

@@ -12,7 +12,7 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidat
 
 from embedkit.errors import UserError
 from embedkit.models.embedder import Pooling
-from embedkit.models.neobert.keys import PINNED
+from embedkit.models.neobert.state_dict import PINNED
 from embedkit.models.pickled import refuse_pickle
 from embedkit.storage.offline import settle_network
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from embedkit import distributed, precision, rng
+from embedkit import distributed, rng
 from embedkit.data.text.documents import is_held_out
 from embedkit.data.text.texts import Texts
 from embedkit.errors import UserError
@@ -30,7 +30,7 @@ from embedkit.evaluation.perplexity.results import (
     write_csv,
 )
 from embedkit.evaluation.progress import progress_bar
-from embedkit.models import hub
+from embedkit.models import hub, precision
 from embedkit.models.backbones import absolute_positions
 from embedkit.tokens.tokenizer import Tokenize
 

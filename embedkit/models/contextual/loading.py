@@ -8,9 +8,9 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 
 from embedkit.errors import UserError
 from embedkit.models import hub
+from embedkit.models.contextual.cde_checkpoint import read_published
 from embedkit.models.contextual.export import read_contextual
 from embedkit.models.contextual.model import Contextual
-from embedkit.models.contextual.published import read_published
 from embedkit.models.stored import read_json
 
 _FILES = ["*.json", "*.txt", "*.safetensors"]

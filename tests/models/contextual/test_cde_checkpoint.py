@@ -10,8 +10,8 @@ from sentence_transformers import SentenceTransformer
 from support.cde_checkpoints import SLOTS, reference, write
 
 from embedkit.errors import UserError
+from embedkit.models.contextual.cde_checkpoint import read_published
 from embedkit.models.contextual.export import write_contextual
-from embedkit.models.contextual.published import read_published
 from embedkit.tokens.batch import TokenBatch
 
 DOCUMENTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]

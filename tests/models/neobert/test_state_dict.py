@@ -20,7 +20,7 @@ from embedkit.models.neobert import (
     NeoBERTForTokenClassification,
     NeoBERTModel,
 )
-from embedkit.models.neobert.keys import load_pretrained, save_hub_layout
+from embedkit.models.neobert.state_dict import load_pretrained, save_hub_layout
 
 Weights = dict[str, Tensor]
 BLOCK = "model.transformer_encoder.0"

@@ -36,7 +36,7 @@ from transformers import (
 from embedkit.errors import UserError
 from embedkit.models import hub, lora
 from embedkit.models.neobert import NeoBERTModel
-from embedkit.models.neobert.keys import load_pretrained
+from embedkit.models.neobert.state_dict import load_pretrained
 from embedkit.recipe import Lora, load_recipe
 from embedkit.runs import finetune
 
