@@ -37,11 +37,11 @@ import torch
 from torch import Tensor, nn
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
-from embedkit import speed
 from embedkit.models.language_model import LanguageModel
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM
 from embedkit.models.precision import autocast_dtype
 from embedkit.tokens.batch import TokenBatch
+from embedkit.training import flops
 
 RATE = 0.2
 VOCABULARY = 30_522
@@ -126,10 +126,10 @@ def timed(step: Callable[[], float], model: nn.Module, device: torch.device) -> 
     model.zero_grad()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    speed.wait(device)
+    flops.wait(device)
     began = time.perf_counter()
     step()
-    speed.wait(device)
+    flops.wait(device)
     seconds = time.perf_counter() - began
     return seconds, torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
 
@@ -156,7 +156,7 @@ def measure(workload: str, options: argparse.Namespace, device: torch.device) ->
                 found[name].append(result)
     seconds = {name: statistics.median(each[0] for each in runs) for name, runs in found.items()}
     encoder = own.network.model.transformer_encoder
-    flops = speed.training_flops(
+    operations = flops.training_flops(
         torch.tensor(lengths),
         len(positions),
         matrices=sum(each.numel() for each in encoder.parameters() if each.ndim > 1),
@@ -164,7 +164,7 @@ def measure(workload: str, options: argparse.Namespace, device: torch.device) ->
         layers=len(encoder),
         width=768,
     )
-    peak = speed.matmul_peak(device, autocast or torch.float32)
+    peak = flops.matmul_peak(device, autocast or torch.float32)
     return {
         "workload": workload,
         "tokens": sum(lengths),
@@ -172,7 +172,7 @@ def measure(workload: str, options: argparse.Namespace, device: torch.device) ->
         "precision": "bf16 autocast" if autocast else "fp32",
         "tokens_a_second": {name: sum(lengths) / each for name, each in seconds.items()},
         "ratio": seconds["peer"] / seconds["embedkit"],
-        "mfu": flops / seconds["embedkit"] / peak,
+        "mfu": operations / seconds["embedkit"] / peak,
         "peak_tflops": peak / 1e12,
         "memory_gb": {name: max(each[1] for each in runs) / 1e9 for name, runs in found.items()},
     }

@@ -18,7 +18,7 @@ from embedkit.data.pairs.contrastive_batches import Batches
 from embedkit.data.pairs.records import Records
 from embedkit.models.embedder import Embedder
 from embedkit.objectives.contrastive import ContrastiveObjective
-from embedkit.speed import wait
+from embedkit.training.flops import wait
 
 
 class Stopwatch:

@@ -45,15 +45,15 @@ from embedkit.data.loading import stream
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
 from embedkit.data.pairs.records import Records, open_records
 from embedkit.losses import info_nce
-from embedkit.metrics import Metrics
 from embedkit.models import hub
 from embedkit.models.precision import autocast_dtype, has_bf16
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.recipe import Contrastive, Recipe
 from embedkit.recipe import Embedder as EmbedderSection
-from embedkit.speed import matmul_peak, wait
 from embedkit.tokens.tokenizer import Tokenize
-from embedkit.trainer import Trainer
+from embedkit.training.flops import matmul_peak, wait
+from embedkit.training.metrics import Metrics
+from embedkit.training.trainer import Trainer
 
 BATCH = 64
 TEMPERATURE = 0.07

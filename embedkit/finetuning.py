@@ -16,7 +16,6 @@ from embedkit.data.pairs.records import Records
 from embedkit.errors import DataError
 from embedkit.evaluation.summary import Summary, comparison
 from embedkit.measuring import Measuring, check_held_out, check_tasks
-from embedkit.metrics import check_trackers
 from embedkit.mixture import (
     Mixture,
     build_schedule,
@@ -34,8 +33,9 @@ from embedkit.models.export import write_model
 from embedkit.objectives.contextual import ContextualObjective
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.recipe import Recipe
-from embedkit.run_folder import RunFolder
 from embedkit.tokens.prompts import SEARCH, benchmark_prompts
+from embedkit.training.metrics import check_trackers
+from embedkit.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)

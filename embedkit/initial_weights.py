@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from embedkit import checkpoint, distributed, rng
+from embedkit import distributed, rng
 from embedkit.errors import UserError
 from embedkit.models import hub
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM
 from embedkit.models.neobert.state_dict import load_pretrained
 from embedkit.recipe import Architecture, PretrainRecipe
 from embedkit.text_mixture import TextMixture
+from embedkit.training import checkpoint
 
 _UNSEEN = ("num_attention_heads", "norm", "norm_eps")
 """Settings of a network that its weights fit whatever they are."""

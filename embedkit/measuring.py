@@ -20,8 +20,8 @@ from embedkit.mixture import Mixture
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import Evaluation, Recipe
-from embedkit.run_folder import RunFolder
 from embedkit.tokens.prompts import instruction_prompts
+from embedkit.training.run_folder import RunFolder
 
 
 class Measuring:

@@ -10,22 +10,23 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from embedkit import checkpoint, distributed, initial_weights, speed
+from embedkit import distributed, initial_weights
 from embedkit.data.loading import stream
 from embedkit.data.text.masked_batches import MaskedBatch
 from embedkit.data.text.texts import Texts
 from embedkit.distributed import sharding
 from embedkit.held_out_loss import HeldOutLosses
-from embedkit.metrics import check_trackers
 from embedkit.models import hub, precision
 from embedkit.models.export import whole_folder
 from embedkit.models.language_model import LanguageModel
 from embedkit.models.quiet import quietly
 from embedkit.objectives.masked_lm import MaskedLMObjective
 from embedkit.recipe import PretrainRecipe
-from embedkit.run_folder import RunFolder
 from embedkit.storage import hashing
 from embedkit.text_mixture import TextMixture, open_text_mixture
+from embedkit.training import checkpoint, flops
+from embedkit.training.metrics import check_trackers
+from embedkit.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def prepare(
             layer.compile()
     if recipe.shard:
         sharding.shard(model, network.model.transformer_encoder)
-    peak = speed.matmul_peak(device, autocast or torch.float32) * distributed.world_size()
+    peak = flops.matmul_peak(device, autocast or torch.float32) * distributed.world_size()
     parameters = sum(each.numel() for each in network.parameters())
     table = mixture.table()
     table.title = (
@@ -109,7 +110,7 @@ def prepare(
 def _flops(model: LanguageModel, lengths: Tensor, masked: int) -> float:
     network = model.network
     layers = network.model.transformer_encoder
-    return speed.training_flops(
+    return flops.training_flops(
         lengths,
         masked,
         matrices=sum(each.numel() for each in layers.parameters() if each.ndim > 1),

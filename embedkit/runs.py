@@ -10,7 +10,6 @@ from rich.console import Console
 from embedkit import distributed, evaluating, finetuning, pretraining
 from embedkit.clustering import making
 from embedkit.config import validated
-from embedkit.course import follow
 from embedkit.data.batch_table import BatchTable
 from embedkit.data.pairs.records import Records
 from embedkit.data.text.texts import Texts
@@ -23,6 +22,7 @@ from embedkit.models import hub, precision
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import PretrainRecipe, Recipe, Training, load_pretrain_recipe, load_recipe
+from embedkit.training.run import follow
 
 
 def finetune(

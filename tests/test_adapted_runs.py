@@ -14,10 +14,11 @@ from support.small_runs import metrics_of
 from support.tiny_bert import write_tiny_model
 from support.tiny_neobert import tiny_neobert, write_with_tokenizer
 
-from embedkit import checkpoint, runs
+from embedkit import runs
 from embedkit.models import hub, lora
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import Lora, load_recipe
+from embedkit.training import checkpoint
 
 TEXTS = ["query: amber birch", "", "Cedar, delta; ember?", "fjord grove heron inlet " * 60]
 BACKBONES: dict[str, Callable[[Path], Path]] = {

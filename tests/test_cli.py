@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from embedkit import runs
 from embedkit.config import validated
 from embedkit.recipe import Recipe, load_recipe
-from embedkit.trainer import Interrupted
+from embedkit.training.trainer import Interrupted
 
 
 def shown(*words: str) -> str:

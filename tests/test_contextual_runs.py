@@ -18,7 +18,7 @@ from support.small_runs import STEPS, metrics_of, state_of
 from support.task_folders import write_task
 from torch import Tensor
 
-from embedkit import checkpoint, distributed, runs, starting_model
+from embedkit import distributed, runs, starting_model
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.contextual import ContextualEncoder
 from embedkit.evaluation.mteb.scoring import evaluate
@@ -32,6 +32,7 @@ from embedkit.models.contextual.model import Contextual
 from embedkit.models.export import write_model
 from embedkit.recipe import Recipe, load_recipe
 from embedkit.tokens.batch import TokenBatch
+from embedkit.training import checkpoint
 
 # Fewer slots than documents, and noise of every kind.
 TWO_STAGES = [

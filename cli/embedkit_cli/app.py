@@ -161,7 +161,7 @@ def main() -> None:
 @contextmanager
 def _told_when_interrupted() -> Iterator[None]:
     """Print how to go on with a run that was asked to stop; it is a success."""
-    from embedkit.trainer import Interrupted
+    from embedkit.training.trainer import Interrupted
 
     try:
         yield

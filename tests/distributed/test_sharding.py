@@ -7,10 +7,11 @@ import torch
 from support.ranks import run_on_ranks
 from torch import Tensor, nn
 
-from embedkit import checkpoint, distributed
+from embedkit import distributed
 from embedkit.distributed import sharding
-from embedkit.optim import build_optimizer
 from embedkit.recipe import Optim
+from embedkit.training import checkpoint
+from embedkit.training.optim import build_optimizer
 
 ROWS, STEPS = 8, 3
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from embedkit.trainer import Trainer
+from embedkit.training.trainer import Trainer
 
 
 class CrashError(Exception):

@@ -21,8 +21,8 @@ from embedkit.evaluation.progress import progress_bar, quiet_libraries
 from embedkit.evaluation.summary import as_text
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
-from embedkit.speed import wait
 from embedkit.tokens.tokenizer import Tokenize
+from embedkit.training.flops import wait
 
 _SAMPLE = 128
 """Texts of each side of a task that are tokenized."""

@@ -15,9 +15,9 @@ from embedkit.errors import UserError
 from embedkit.models import encoding, hub
 from embedkit.models.contextual.context import Context, Embeddings, similarity
 from embedkit.models.contextual.model import Contextual
-from embedkit.optim import build_optimizer
 from embedkit.recipe import ContextualConfig, Optim
 from embedkit.tokens.batch import TokenBatch
+from embedkit.training.optim import build_optimizer
 
 CORPUS = [f"a document about {subject}" for subject in ("otters", "tides", "kilns", "ferns")]
 OTHER = [f"the law of {subject}" for subject in ("rents", "wills", "torts")]

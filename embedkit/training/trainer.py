@@ -16,13 +16,14 @@ from rich.progress import (
 )
 from torch import Tensor, nn
 
-from embedkit import checkpoint, distributed, rng, speed
+from embedkit import distributed, rng
 from embedkit.distributed import sharding
 from embedkit.errors import UserError
-from embedkit.interrupt import StopRequest
-from embedkit.metrics import Metrics
-from embedkit.optim import build_optimizer, lr_at, set_lr
 from embedkit.recipe import Training
+from embedkit.training import checkpoint, flops
+from embedkit.training.interrupt import StopRequest
+from embedkit.training.metrics import Metrics
+from embedkit.training.optim import build_optimizer, lr_at, set_lr
 
 
 class Batch(Protocol):
@@ -112,7 +113,7 @@ class Trainer(Generic[BatchT]):
             for step in range(start, self._steps):
                 began = time.perf_counter()
                 source, values = self._step(step, stream)
-                speed.wait(self._device)
+                flops.wait(self._device)
                 values["seconds"] = time.perf_counter() - began
                 done = step + 1
                 stopping = distributed.any_rank(stop.asked, self._device)

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import tomli_w
 import torch
 
-from embedkit import checkpoint
 from embedkit.config import differences
 from embedkit.errors import UserError
 from embedkit.recipe import Training
+from embedkit.training import checkpoint
 
 _NEUTRAL = (
     "data.workers",

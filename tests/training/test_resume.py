@@ -14,9 +14,9 @@ from support.small_runs import STEPS, metrics_of, state_of, write_small_recipe
 
 from embedkit import distributed, runs
 from embedkit.errors import UserError
-from embedkit.interrupt import StopRequest
 from embedkit.recipe import Recipe, load_recipe
-from embedkit.trainer import Interrupted
+from embedkit.training.interrupt import StopRequest
+from embedkit.training.trainer import Interrupted
 
 CACHED = "objective.chunk_tokens=100"
 ACCUMULATED = "optim.accumulation=2"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embedkit.errors import UserError
-from embedkit.metrics import Metrics, check_trackers, open_trackers
+from embedkit.training.metrics import Metrics, check_trackers, open_trackers
 
 
 class Listener:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from embedkit import distributed, rng
 from embedkit.config import validated
 from embedkit.errors import UserError
-from embedkit.metrics import Metrics
-from embedkit.optim import build_optimizer, lr_at
 from embedkit.recipe import Optim, Recipe
-from embedkit.trainer import Trainer
+from embedkit.training.metrics import Metrics
+from embedkit.training.optim import build_optimizer, lr_at
+from embedkit.training.trainer import Trainer
 
 POINTS = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 0.5], [-2.0, 1.0], [4.0, 0.0], [1.0, 1.0]])
 TARGETS = torch.tensor([1.0, -1.0, 2.0, 0.0, 3.0, -2.0])

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from embedkit.optim import build_optimizer, lr_at, set_lr
 from embedkit.recipe import Optim
+from embedkit.training.optim import build_optimizer, lr_at, set_lr
 
 
 def rates(steps: int, **options: object) -> list[float]:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from embedkit import checkpoint
-from embedkit.checkpoint import BrokenCheckpointError
-from embedkit.optim import build_optimizer
 from embedkit.recipe import Optim
+from embedkit.training import checkpoint
+from embedkit.training.checkpoint import BrokenCheckpointError
+from embedkit.training.optim import build_optimizer
 
 FILES = ["model.safetensors", "optimizer.safetensors", "sha256.json", "state.json"]
 
@@ -188,7 +188,7 @@ def save_and_die(root: Path, place: str) -> None:
         signal.raise_signal(signal.SIGKILL)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"embedkit.checkpoint.{place}", die)
+        patch.setattr(f"embedkit.training.checkpoint.{place}", die)
         save(root, 2)
 
 

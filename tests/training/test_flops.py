@@ -2,7 +2,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from embedkit.speed import matmul_peak, training_flops
+from embedkit.training.flops import matmul_peak, training_flops
 
 
 def test_a_matrix_product_takes_time() -> None:

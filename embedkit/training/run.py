@@ -10,11 +10,12 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from embedkit import distributed, run_folder
-from embedkit.metrics import Metrics, open_trackers
+from embedkit import distributed
 from embedkit.recipe import Training
-from embedkit.run_folder import RunFolder
-from embedkit.trainer import Batch, Objective, Trainer
+from embedkit.training import run_folder
+from embedkit.training.metrics import Metrics, open_trackers
+from embedkit.training.run_folder import RunFolder
+from embedkit.training.trainer import Batch, Objective, Trainer
 
 BatchT = TypeVar("BatchT", bound=Batch)
 MeasuringT = TypeVar("MeasuringT", bound="Measuring")

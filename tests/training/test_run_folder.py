@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from embedkit import checkpoint, run_folder
 from embedkit.config import validated
 from embedkit.errors import UserError
-from embedkit.optim import build_optimizer
 from embedkit.recipe import Recipe
-from embedkit.run_folder import RunFolder
+from embedkit.training import checkpoint, run_folder
+from embedkit.training.optim import build_optimizer
+from embedkit.training.run_folder import RunFolder
 
 TABLES: dict[str, Any] = {
     "steps": 100,
