@@ -44,10 +44,10 @@ from embedkit.data.batch_sampler import Draw, Schedule
 from embedkit.data.loading import stream
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
 from embedkit.data.pairs.records import Records, open_records
-from embedkit.losses import info_nce
 from embedkit.models import hub
 from embedkit.models.precision import autocast_dtype, has_bf16
 from embedkit.objectives.contrastive import ContrastiveObjective
+from embedkit.objectives.losses import info_nce
 from embedkit.recipe import Contrastive, Recipe
 from embedkit.recipe import Embedder as EmbedderSection
 from embedkit.tokens.tokenizer import Tokenize

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from embedkit.losses import masked_lm
 from embedkit.models.neobert import NeoBERTForMaskedLM
+from embedkit.objectives.losses import masked_lm
 from embedkit.tokens.batch import TokenBatch
 
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from embedkit import distributed, rng
 from embedkit.data.pairs.contrastive_batches import ContrastiveBatch
-from embedkit.gradcache import Replay
 from embedkit.models.contextual.model import Contextual
 from embedkit.objectives.contrastive import ContrastiveObjective
+from embedkit.objectives.gradcache import Replay
 from embedkit.recipe import InfoNCE
 
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from embedkit import distributed, rng
 from embedkit.data.pairs.contrastive_batches import ContrastiveBatch
-from embedkit.gradcache import Replay
-from embedkit.losses import false_negatives, info_nce, similarity, truncated
 from embedkit.objectives.filtering import Filter
+from embedkit.objectives.gradcache import Replay
+from embedkit.objectives.losses import false_negatives, info_nce, similarity, truncated
 from embedkit.recipe import InfoNCE
 
 _Across = Callable[[Tensor], tuple[Tensor, int]]

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from embedkit.losses import similarity
+from embedkit.objectives.losses import similarity
 from embedkit.recipe import InfoNCE
 
 _ROUNDING = 1e-6

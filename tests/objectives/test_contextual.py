@@ -14,9 +14,9 @@ from support.tiny_bert import gradients
 from torch import Tensor, nn
 
 from embedkit import distributed, rng
-from embedkit.gradcache import Replay
 from embedkit.models.contextual.model import Contextual
 from embedkit.objectives.contextual import ContextualObjective, context_rows
+from embedkit.objectives.gradcache import Replay
 from embedkit.recipe import Contrastive
 from embedkit.tokens.batch import TokenBatch, chunks_by_budget
 

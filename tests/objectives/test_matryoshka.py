@@ -12,9 +12,9 @@ from support.tiny_bert import gradients, tiny_embedder
 from torch import Tensor, nn
 
 from embedkit.data.pairs.contrastive_batches import ContrastiveBatch
-from embedkit.losses import truncated
 from embedkit.models.embedder import Embedder
 from embedkit.objectives.contrastive import ContrastiveObjective
+from embedkit.objectives.losses import truncated
 from embedkit.recipe import Contrastive
 from embedkit.tokens.batch import TokenBatch
 

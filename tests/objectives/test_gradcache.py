@@ -5,7 +5,7 @@ import torch
 from support.tiny_bert import gradients, tiny_embedder
 from torch import Tensor, nn
 
-from embedkit.gradcache import Replay
+from embedkit.objectives.gradcache import Replay
 from embedkit.tokens.batch import TokenBatch, chunks_by_budget
 
 TOKENS = TokenBatch.from_lists(

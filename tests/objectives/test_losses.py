@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import Tensor
 
-from embedkit.losses import false_negatives, info_nce, similarity
+from embedkit.objectives.losses import false_negatives, info_nce, similarity
 
 TAU = 0.05
 

@@ -3,8 +3,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from embedkit import losses
-from embedkit.losses import masked_lm
+from embedkit.objectives import losses
+from embedkit.objectives.losses import masked_lm
 
 VOCABULARY, WIDTH = 11, 4
 
