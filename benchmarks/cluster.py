@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from embedkit import distributed, rng
-from embedkit.clustering import cells, published, reduction
+from embedkit.clustering import cde_baseline, cells, reduction
 from embedkit.clustering.backends import Backend, FaissBackend, TorchBackend
 from embedkit.clustering.quality import measure
 from embedkit.clustering.vectors import VectorStore, embed
@@ -79,8 +79,8 @@ def ours(store: VectorStore, size: int, backend: Backend) -> Batches:
 def theirs(store: VectorStore, size: int, backend: Backend, *, near: bool) -> Batches:
     """The published batches of a source."""
     queries, documents = np.array(store.queries), np.array(store.documents)
-    clusters = published.published_clusters(queries, documents, size, backend, seed=0)
-    return published.packed(clusters, documents, size, seed=0, near=near)
+    clusters = cde_baseline.published_clusters(queries, documents, size, backend, seed=0)
+    return cde_baseline.packed(clusters, documents, size, seed=0, near=near)
 
 
 def at_random(store: VectorStore, size: int) -> Batches:

@@ -31,7 +31,7 @@ from two_by_two import RECIPE
 
 from embedkit.data.batch_table import BatchTable
 from embedkit.data.pairs.records import Records
-from embedkit.evaluating import load
+from embedkit.evaluation.evaluate import load
 from embedkit.mixture import open_mixture
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from embedkit.data.pairs.records import Records
     from embedkit.data.text.texts import Texts
     from embedkit.errors import DataError, UserError
-    from embedkit.mining.mining import mine
+    from embedkit.mining.mine_source import mine
     from embedkit.models.export import export
     from embedkit.recipe import PretrainRecipe, Recipe, load_pretrain_recipe, load_recipe
     from embedkit.runs import cluster, evaluate, finetune, load, pretrain
@@ -48,7 +48,7 @@ _HOMES = {
     "load": "runs",
     "load_pretrain_recipe": "recipe",
     "load_recipe": "recipe",
-    "mine": "mining.mining",
+    "mine": "mining.mine_source",
     "pretrain": "runs",
 }
 

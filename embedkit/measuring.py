@@ -11,10 +11,10 @@ from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.pairs.held_out import write_tasks
 from embedkit.data.pairs.records import Records
 from embedkit.errors import UserError
-from embedkit.evaluation.encoding.contextual import ContextualEncoder
+from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.encoding.over_ranks import OverRanks
 from embedkit.evaluation.mteb.scoring import evaluate
-from embedkit.evaluation.mteb.selection import select_tasks
+from embedkit.evaluation.mteb.task_selection import select_tasks
 from embedkit.evaluation.summary import Summary
 from embedkit.mixture import Mixture
 from embedkit.models.contextual.model import Contextual

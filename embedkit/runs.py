@@ -7,14 +7,15 @@ from typing import Unpack
 
 from rich.console import Console
 
-from embedkit import distributed, evaluating, finetuning, pretraining
-from embedkit.clustering import making
+from embedkit import distributed, finetuning, pretraining
+from embedkit.clustering import build
 from embedkit.config import validated
 from embedkit.data.batch_table import BatchTable
 from embedkit.data.pairs.records import Records
 from embedkit.data.text.texts import Texts
-from embedkit.evaluating import Contexts, Wanted
+from embedkit.evaluation import evaluate as evaluating
 from embedkit.evaluation.encoding.vector_cache import bytes_of
+from embedkit.evaluation.evaluate import Contexts, Wanted
 from embedkit.evaluation.mteb.estimate import Estimate
 from embedkit.evaluation.summary import Summary
 from embedkit.mixture import open_mixture
@@ -180,10 +181,10 @@ def cluster(
     recipe: Recipe | str | Path,
     output: str | Path,
     *,
-    surrogate: str | Path | Embedder = making.SURROGATE,
+    surrogate: str | Path | Embedder = build.SURROGATE,
     sources: Mapping[str, Records] | None = None,
     dtype: str = "auto",
-    **options: Unpack[making.Options],
+    **options: Unpack[build.Options],
 ) -> BatchTable:
     """Cut every source of a recipe into batches of pairs that are near each other.
 
@@ -195,23 +196,23 @@ def cluster(
         surrogate: the model that says what is near: as for ``evaluate``.
         sources: records by the names under which the recipe's mixture mentions them.
         dtype: ``auto`` (bf16 where native, else fp32), ``bf16``, ``fp16`` or ``fp32``.
-        options: the fields of ``embedkit.clustering.making.Settings``.
+        options: the fields of ``embedkit.clustering.build.Settings``.
 
     Raises:
         UserError: recipe, data, surrogate or options are not as they should be, or ``output``
             holds something else.
     """
-    settings = validated(making.Settings, options, "cluster")
+    settings = validated(build.Settings, options, "cluster")
     device = distributed.local_device()
     with distributed.group(device):
         console = Console(stderr=True, quiet=not distributed.is_main())
         mixture = open_mixture(_as_recipe(recipe), sources)
         model = surrogate if isinstance(surrogate, Embedder) else load(surrogate, dtype=dtype)
         sizes = [source.batch_size for source in mixture.sources]
-        table = making.make(
+        table = build.make(
             mixture.records, sizes, model.to(device), Path(output), settings, console
         )
-        distributed.on_main(partial(making.report, table, Path(output), settings, console))
+        distributed.on_main(partial(build.report, table, Path(output), settings, console))
     return table
 
 

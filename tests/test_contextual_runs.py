@@ -20,7 +20,7 @@ from torch import Tensor
 
 from embedkit import distributed, runs, starting_model
 from embedkit.errors import UserError
-from embedkit.evaluation.encoding.contextual import ContextualEncoder
+from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.summary import Summary
 from embedkit.inspection import texts_of_step

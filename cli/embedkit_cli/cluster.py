@@ -54,7 +54,7 @@ def cluster(
     """
     check_dtype(dtype)
     from embedkit import runs
-    from embedkit.clustering.making import Options
+    from embedkit.clustering.build import Options
     from embedkit.recipe import load_recipe
 
     # Whatever else was typed is checked, and refused in one line, as the settings are made.

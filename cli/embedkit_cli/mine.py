@@ -71,7 +71,7 @@ def mine(
     Run again after an interruption, it continues; --output is written whole or not at all.
     """
     check_dtype(dtype)
-    from embedkit.mining import mining
+    from embedkit.mining import mine_source
     from embedkit.mining.settings import MiningOptions
 
     # Whatever else was typed is checked, and refused in one line, as the settings are made.
@@ -88,7 +88,7 @@ def mine(
         "probes": probes,
         "store": store,
     }
-    mined = mining.mine(
+    mined = mine_source.mine(
         source, model, output, dtype=dtype, overwrite=overwrite, **cast(MiningOptions, options)
     )
     typer.echo(mined.audit.text())

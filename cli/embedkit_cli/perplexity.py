@@ -44,7 +44,7 @@ def eval_perplexity(
     numbers = [_number("--lengths", each) for each in lengths.split(",")]
     masked = None if positions == "all" else _number("--positions", positions)
     check_dtype(dtype)
-    from embedkit.evaluation.perplexity.scoring import Plan, evaluate_perplexity
+    from embedkit.evaluation.perplexity.pseudo_perplexity import Plan, evaluate_perplexity
 
     plan = Plan(tuple(dict.fromkeys(numbers)), documents, masked, seed)
     evaluate_perplexity(model, data, output, plan, dtype=dtype)

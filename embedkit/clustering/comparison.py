@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from embedkit import rng
 from embedkit.clustering.backends import Backend
-from embedkit.clustering.published import own_share, packed, published_clusters
+from embedkit.clustering.cde_baseline import own_share, packed, published_clusters
 from embedkit.clustering.quality import Quality, measure
 from embedkit.data.batch_table import SourceBatches
 

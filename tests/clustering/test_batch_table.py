@@ -16,7 +16,7 @@ from support.small_runs import write_source
 
 import embedkit
 from embedkit import BatchTable, DataError, Records, UserError
-from embedkit.clustering import making
+from embedkit.clustering import build
 from embedkit.clustering.backends import TorchBackend
 from embedkit.clustering.comparison import compare
 from embedkit.data.batch_table import write_order
@@ -150,7 +150,7 @@ def test_a_folder_of_something_else_is_left_alone(
 
 def test_a_process_that_was_killed_as_it_began_can_be_repeated(tmp_path: Path) -> None:
     (tmp_path / "begun.json.part").write_text("{")
-    making._begin(tmp_path, [], making.Settings(), {"name": "m", "identity": "a" * 64})
+    build._begin(tmp_path, [], build.Settings(), {"name": "m", "identity": "a" * 64})
     assert (tmp_path / "begun.json").is_file()
 
 
@@ -178,9 +178,9 @@ def test_ranks_make_the_table_of_one(
     "changed", [{"seed": 1}, {"dims": 7}, {"backend": "faiss"}, {"short_batch": True}]
 )
 def test_settings_change_the_hash(
-    changed: making.Options, recipe: str, folder: Path, tiny_model: Path, tmp_path: Path
+    changed: build.Options, recipe: str, folder: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
-    options: making.Options = {"dims": 8, **changed}
+    options: build.Options = {"dims": 8, **changed}
     table = embedkit.cluster(recipe, tmp_path / "out", surrogate=tiny_model, **options)
     assert table.hash != BatchTable.open(folder).hash
 
@@ -227,5 +227,5 @@ def _cluster_until_killed(recipe: str, model: Path, out: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(making, "write_order", write_then_die)
+        patch.setattr(build, "write_order", write_then_die)
         _cluster(recipe, model, out)

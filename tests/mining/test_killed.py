@@ -12,9 +12,9 @@ import pytest
 from support.interrupted import start
 
 from embedkit.data.pairs.records import Records
-from embedkit.mining import candidates, mining, vectors
-from embedkit.mining.mining import mine
-from embedkit.mining.place import Place
+from embedkit.mining import candidates, mine_source, stored_vectors
+from embedkit.mining.mine_source import mine
+from embedkit.mining.output_folder import Place
 from embedkit.storage import blocks
 
 ROWS = [{"query": f"question {n}", "positive": f"answer {n * 7 % 11} {n}"} for n in range(11)]
@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {"negatives": 2, "depth": 5, "margin_kind": "none", "
 
 
 def small_blocks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(vectors, "_TEXTS", 4)
+    patch.setattr(stored_vectors, "_TEXTS", 4)
     patch.setattr(candidates, "_QUERIES", 4)
 
 
@@ -84,7 +84,7 @@ def unbroken(place: Path, tiny_model: Path) -> dict[str, bytes]:
 WRITES = [((blocks, "_put"), number, False) for number in (1, 4, 8, 14, 18)]
 # Renamed are the rows in the cache, the vectors of either side, and the result.
 LATER = [
-    ((mining, "write_pairs"), 1, True),
+    ((mine_source, "write_pairs"), 1, True),
     ((Path, "rename"), 3, False),
     ((Path, "rename"), 3, True),
     ((Path, "rename"), 4, False),
@@ -121,7 +121,7 @@ def test_the_work_of_a_killed_process_is_not_taken_up_with_other_settings(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "mined"
-    process = start(mine_and_die, (mining, "write_pairs"), 1, True, tiny_model, output)
+    process = start(mine_and_die, (mine_source, "write_pairs"), 1, True, tiny_model, output)
     process.join()
     run = partial(mine, Records.from_rows(ROWS), tiny_model, dtype="fp32")
     other = SETTINGS | {"depth": 4}

@@ -8,7 +8,7 @@ from sentence_transformers import SentenceTransformer
 from embedkit import runs
 from embedkit.config import read_toml
 from embedkit.errors import UserError
-from embedkit.evaluation.mteb.selection import leaves, select_tasks
+from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
 from embedkit.recipe import load_recipe
 from embedkit.tokens.prompts import as_prefix, benchmark_prompts, instruction_prompts
 

@@ -12,8 +12,8 @@ from mteb.abstasks import AbsTaskClassification, AbsTaskRetrieval
 from mteb.abstasks.abstask import AbsTask
 
 from embedkit.errors import UserError
-from embedkit.evaluation.encoding.contextual import ContextualEncoder
-from embedkit.evaluation.mteb.texts import flat, joined, tables_of
+from embedkit.evaluation.encoding.in_context import ContextualEncoder
+from embedkit.evaluation.mteb.text_statistics import flat, joined, tables_of
 from embedkit.models.contextual.context import Context
 
 

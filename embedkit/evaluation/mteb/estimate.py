@@ -15,8 +15,8 @@ from rich.table import Table
 from embedkit.errors import DataError
 from embedkit.evaluation.encoding.vector_cache import keys_of
 from embedkit.evaluation.mteb.mirror import from_mirror
-from embedkit.evaluation.mteb.prompts import parts_with_instructions, resolve_prompts
-from embedkit.evaluation.mteb.texts import published, texts_of
+from embedkit.evaluation.mteb.task_prompts import parts_with_instructions, resolve_prompts
+from embedkit.evaluation.mteb.text_statistics import published, texts_of
 from embedkit.evaluation.progress import progress_bar, quiet_libraries
 from embedkit.evaluation.summary import as_text
 from embedkit.models.contextual.model import Contextual

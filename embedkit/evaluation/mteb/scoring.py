@@ -26,14 +26,11 @@ from mteb.types import PromptType
 from rich.console import Console
 
 from embedkit.errors import UserError
-from embedkit.evaluation.encoding.contextual import ContextualEncoder
 from embedkit.evaluation.encoding.encoders import TextEncoder
+from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb.contexts import context_of, facts
 from embedkit.evaluation.mteb.mirror import from_mirror
-from embedkit.evaluation.mteb.prompts import (
-    parts_with_instructions,
-    resolve_prompts,
-)
+from embedkit.evaluation.mteb.task_prompts import parts_with_instructions, resolve_prompts
 from embedkit.evaluation.progress import progress_bar, quiet_libraries
 from embedkit.evaluation.summary import Summary, TaskScore
 

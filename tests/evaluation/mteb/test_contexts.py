@@ -17,16 +17,16 @@ from support.task_folders import ANIMALS, DOCUMENTS, LABELLED, MONEY, QUERIES, T
 
 from embedkit import distributed
 from embedkit.errors import UserError
-from embedkit.evaluating import Contexts
-from embedkit.evaluation.encoding.contextual import ContextualEncoder
 from embedkit.evaluation.encoding.encoders import Remembering, Truncated
+from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.encoding.over_ranks import OverRanks
 from embedkit.evaluation.encoding.vector_cache import VectorCache
+from embedkit.evaluation.evaluate import Contexts
 from embedkit.evaluation.mteb.contexts import corpus_of
 from embedkit.evaluation.mteb.mirror import from_mirror
-from embedkit.evaluation.mteb.prompts import resolve_prompts
 from embedkit.evaluation.mteb.scoring import evaluate
-from embedkit.evaluation.mteb.selection import select_tasks
+from embedkit.evaluation.mteb.task_prompts import resolve_prompts
+from embedkit.evaluation.mteb.task_selection import select_tasks
 from embedkit.evaluation.summary import Summary
 from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.models.contextual.context import Context, similarity

@@ -13,8 +13,8 @@ from embedkit.evaluation.encoding.vector_cache import VectorCache
 from embedkit.evaluation.mteb import estimate as estimating
 from embedkit.evaluation.mteb.estimate import estimate
 from embedkit.evaluation.mteb.scoring import evaluate
-from embedkit.evaluation.mteb.selection import select_tasks
-from embedkit.evaluation.mteb.texts import published
+from embedkit.evaluation.mteb.task_selection import select_tasks
+from embedkit.evaluation.mteb.text_statistics import published
 from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.models import hub
 from embedkit.tokens.prompts import instruction_prompts

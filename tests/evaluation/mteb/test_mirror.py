@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from embedkit.errors import DataError, UserError
 from embedkit.evaluation.mteb.mirror import check_mirror, from_mirror
-from embedkit.evaluation.mteb.selection import leaves, select_tasks
+from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
 from embedkit.evaluation.summary import TYPES, Summary
 from embedkit.models import hub
 from embedkit.tokens.prompts import instruction_prompts

@@ -14,9 +14,9 @@ from support.encoders import Encoder
 from support.task_folders import ANIMALS, MONEY, write_json_lines, write_task
 
 from embedkit.errors import UserError
-from embedkit.evaluation.mteb.prompts import resolve_prompts
 from embedkit.evaluation.mteb.scoring import evaluate
-from embedkit.evaluation.mteb.selection import select_tasks
+from embedkit.evaluation.mteb.task_prompts import resolve_prompts
+from embedkit.evaluation.mteb.task_selection import select_tasks
 from embedkit.evaluation.summary import Summary
 from embedkit.evaluation.task_folders.reading import read_task_folders
 

@@ -4,7 +4,7 @@ import pytest
 from support.task_folders import write_task
 
 from embedkit.errors import UserError
-from embedkit.evaluation.mteb.selection import leaves, select_tasks
+from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
 
 
 def test_the_english_benchmark_has_56_tasks_and_67_leaves() -> None:

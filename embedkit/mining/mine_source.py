@@ -20,11 +20,11 @@ from embedkit.mining.audit import Audit, inspect
 from embedkit.mining.candidates import find_candidates, recall
 from embedkit.mining.corpus import Corpus, open_corpus
 from embedkit.mining.exclusions import Exclusions
-from embedkit.mining.place import RECORD, Place
-from embedkit.mining.result import write_manifest, write_pairs
+from embedkit.mining.mined_source import write_manifest, write_pairs
+from embedkit.mining.output_folder import RECORD, Place
 from embedkit.mining.search import ExactSearch, Search, torch_best
 from embedkit.mining.settings import Mining, MiningOptions
-from embedkit.mining.vectors import stored_vectors
+from embedkit.mining.stored_vectors import stored_vectors
 from embedkit.models import hub, precision
 from embedkit.models.embedder import Embedder
 

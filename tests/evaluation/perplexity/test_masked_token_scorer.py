@@ -18,8 +18,8 @@ from transformers import (
 )
 from transformers.modeling_outputs import MaskedLMOutput
 
-from embedkit.evaluation.perplexity import guesses
-from embedkit.evaluation.perplexity.guesses import Guesser
+from embedkit.evaluation.perplexity import masked_token_scorer
+from embedkit.evaluation.perplexity.masked_token_scorer import Guesser
 
 VOCABULARY = 50
 MASK = 3
@@ -116,7 +116,7 @@ def plain_losses(model: PreTrainedModel) -> Tensor:
 def test_losses_are_those_of_a_plain_loop(
     model: Callable[[], PreTrainedModel], tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guesses, "_TOKENS", tokens)
+    monkeypatch.setattr(masked_token_scorer, "_TOKENS", tokens)
     network = made(model)
     found = Guesser(network, MASK).losses(IDS, POSITIONS)
     torch.testing.assert_close(found, plain_losses(network), rtol=0, atol=1e-10)
@@ -138,7 +138,7 @@ def test_only_masked_positions_go_through_a_head(model: Callable[[], PreTrainedM
 
 
 def test_logits_of_all_positions_are_kept_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guesses, "_LOGITS", 2 * len(IDS) * VOCABULARY)
+    monkeypatch.setattr(masked_token_scorer, "_LOGITS", 2 * len(IDS) * VOCABULARY)
     assert widths_of_logits(made(LooksAround)) == [len(IDS)] * 3
 
 

@@ -20,7 +20,7 @@ from embedkit import distributed, rng
 from embedkit.data.text.documents import is_held_out
 from embedkit.data.text.texts import Texts
 from embedkit.errors import UserError
-from embedkit.evaluation.perplexity.guesses import Guesser
+from embedkit.evaluation.perplexity.masked_token_scorer import Guesser
 from embedkit.evaluation.perplexity.plot import plot
 from embedkit.evaluation.perplexity.results import (
     Point,

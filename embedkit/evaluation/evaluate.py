@@ -10,15 +10,15 @@ from mteb.abstasks.abstask import AbsTask
 
 from embedkit import distributed
 from embedkit.errors import UserError
-from embedkit.evaluation.encoding.contextual import ContextualEncoder
 from embedkit.evaluation.encoding.encoders import Remembering, TextEncoder, Truncated
+from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.encoding.over_ranks import OverRanks
 from embedkit.evaluation.encoding.vector_cache import VectorCache
 from embedkit.evaluation.mteb.estimate import Estimate
 from embedkit.evaluation.mteb.estimate import estimate as counted
 from embedkit.evaluation.mteb.mirror import check_mirror
 from embedkit.evaluation.mteb.scoring import evaluate as score
-from embedkit.evaluation.mteb.selection import leaves, select_tasks
+from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
 from embedkit.evaluation.summary import Summary
 from embedkit.measuring import tasks_of
 from embedkit.models import hub, precision

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 from mteb.abstasks.abstask import AbsTask
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 
-from embedkit.evaluation.mteb.selection import leaves
+from embedkit.evaluation.mteb.task_selection import leaves
 from embedkit.tokens.prompts import SEARCH
 
 

@@ -21,7 +21,7 @@ from transformers import BertForMaskedLM
 from embedkit.data.text.documents import is_held_out
 from embedkit.data.text.texts import Texts
 from embedkit.errors import UserError
-from embedkit.evaluation.perplexity.scoring import Plan, evaluate_perplexity
+from embedkit.evaluation.perplexity.pseudo_perplexity import Plan, evaluate_perplexity
 
 TEXTS = [
     "Fever with chills and a rash that does not itch.",

@@ -9,7 +9,7 @@ import torch
 from support.vector_stores import random_vectors, write_store
 
 from embedkit.clustering.backends import FaissBackend
-from embedkit.clustering.published import own_share, packed, published_clusters
+from embedkit.clustering.cde_baseline import own_share, packed, published_clusters
 
 CPU = torch.device("cpu")
 

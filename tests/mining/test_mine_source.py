@@ -17,10 +17,10 @@ import embedkit
 from embedkit.data.manifests.manifest import load_manifest
 from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import DataError, UserError
-from embedkit.mining import candidates, vectors
+from embedkit.mining import candidates, stored_vectors
 from embedkit.mining.audit import Audit, inspect
 from embedkit.mining.corpus import Ids
-from embedkit.mining.mining import mine
+from embedkit.mining.mine_source import mine
 from embedkit.mining.search import ExactSearch, Scores
 from embedkit.mining.settings import SearchKind
 from embedkit.models.embedder import Embedder
@@ -225,7 +225,7 @@ def test_vectors_are_made_once_for_all_settings(
 ) -> None:
     records = Records.from_rows(ROWS)
     mine(records, model, tmp_path / "one", **ALL)
-    monkeypatch.setattr(vectors, "_encode", lambda *_: pytest.fail("encoded again"))
+    monkeypatch.setattr(stored_vectors, "_encode", lambda *_: pytest.fail("encoded again"))
     mine(records, model, tmp_path / "two", **(ALL | {"skip": 2}))
     first, second = (pairs_of(tmp_path / name) for name in ("one", "two"))
     assert [row["negatives"][2] for row in first] == [row["negatives"][0] for row in second]
