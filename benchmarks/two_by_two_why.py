@@ -32,7 +32,7 @@ from two_by_two import RECIPE
 from embedkit.data.batch_table import BatchTable
 from embedkit.data.pairs.records import Records
 from embedkit.evaluation.evaluate import load
-from embedkit.mixture import open_mixture
+from embedkit.finetuning.mixture import open_mixture
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import load_recipe

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from rich.console import Console
 
-from embedkit import distributed, finetuning, pretraining
+from embedkit import distributed, pretraining
 from embedkit.clustering import build
 from embedkit.config import validated
 from embedkit.data.batch_table import BatchTable
@@ -18,7 +18,8 @@ from embedkit.evaluation.encoding.vector_cache import bytes_of
 from embedkit.evaluation.evaluate import Contexts, Wanted
 from embedkit.evaluation.mteb.estimate import Estimate
 from embedkit.evaluation.summary import Summary
-from embedkit.mixture import open_mixture
+from embedkit.finetuning import run as finetuning
+from embedkit.finetuning.mixture import open_mixture
 from embedkit.models import hub, precision
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder

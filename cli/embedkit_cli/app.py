@@ -140,7 +140,7 @@ def batch(
     overrides: Overrides = [],
 ) -> None:
     """Print the texts of one step with their prompts, as the model will see them."""
-    from embedkit.inspection import texts_of_step
+    from embedkit.finetuning.show_batch import texts_of_step
     from embedkit.recipe import load_recipe
 
     for line in texts_of_step(load_recipe(recipe, overrides), step, ranks):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from embedkit.data.manifests.manifest import Manifest
     from embedkit.data.manifests.text_manifest import TextManifest
     from embedkit.data.pairs.lengths import Lengths
-    from embedkit.mixture import Mixture
+    from embedkit.finetuning.mixture import Mixture
     from embedkit.recipe import Recipe
 
 app = typer.Typer(no_args_is_help=True, help="Sources of training text.")
@@ -197,7 +197,7 @@ def _prepare_pairs(recipe: "Recipe", model: str, workers: int, sample: int | Non
     from rich.console import Console
 
     from embedkit.data.pairs.open_all import open_all
-    from embedkit.mixture import open_mixture, resolve_steps
+    from embedkit.finetuning.mixture import open_mixture, resolve_steps
     from embedkit.models.hub import load_tokenizer
     from embedkit_cli import data_tables
 

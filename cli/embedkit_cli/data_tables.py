@@ -14,7 +14,7 @@ from embedkit.data.pairs.records import Record, Records, open_manifest
 from embedkit.data.text.documents import Document
 from embedkit.data.text.texts import Texts
 from embedkit.data.text.tokenized import Tokenized
-from embedkit.mixture import Mixture
+from embedkit.finetuning.mixture import Mixture
 from embedkit.recipe import Recipe
 from embedkit.tokens.tokenizer import Tokenize
 

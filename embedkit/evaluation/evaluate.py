@@ -20,7 +20,7 @@ from embedkit.evaluation.mteb.mirror import check_mirror
 from embedkit.evaluation.mteb.scoring import evaluate as score
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
 from embedkit.evaluation.summary import Summary
-from embedkit.measuring import tasks_of
+from embedkit.finetuning.evaluator import tasks_of
 from embedkit.models import hub, precision
 from embedkit.models.contextual.loading import is_contextual, load_contextual
 from embedkit.models.contextual.model import Contextual

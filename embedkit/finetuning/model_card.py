@@ -3,7 +3,7 @@
 import json
 
 from embedkit.evaluation.summary import Summary, as_text, comparison
-from embedkit.mixture import Mixture
+from embedkit.finetuning.mixture import Mixture
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import Recipe

@@ -7,8 +7,8 @@ from support.small_runs import STEPS
 
 from embedkit.data.pairs.records import Records
 from embedkit.errors import DataError, UserError
-from embedkit.inspection import texts_of_step
-from embedkit.mixture import build_schedule, open_mixture, resolve_steps, stored_prompts
+from embedkit.finetuning.mixture import build_schedule, open_mixture, resolve_steps, stored_prompts
+from embedkit.finetuning.show_batch import texts_of_step
 from embedkit.recipe import Recipe, load_recipe
 
 PROMPTS = {"query": "find: ", "document": "text: "}

@@ -8,15 +8,17 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from embedkit import distributed, report, rng, starting_model
+from embedkit import distributed, rng
 from embedkit.clustering.vectors import VectorStore
 from embedkit.data.loading import stream
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
 from embedkit.data.pairs.records import Records
 from embedkit.errors import DataError
 from embedkit.evaluation.summary import Summary, comparison
-from embedkit.measuring import Measuring, check_held_out, check_tasks
-from embedkit.mixture import (
+from embedkit.finetuning import model as starting_model
+from embedkit.finetuning import overview
+from embedkit.finetuning.evaluator import Measuring, check_held_out, check_tasks
+from embedkit.finetuning.mixture import (
     Mixture,
     build_schedule,
     open_batches,
@@ -24,7 +26,7 @@ from embedkit.mixture import (
     resolve_steps,
     stored_prompts,
 )
-from embedkit.model_card import model_card
+from embedkit.finetuning.model_card import model_card
 from embedkit.models import lora, precision
 from embedkit.models.contextual.export import write_contextual
 from embedkit.models.contextual.model import Contextual
@@ -119,8 +121,8 @@ def prepare(
         own_batches=recipe.own_batches,
         vectors=_vectors(recipe, mixture),
     )
-    console.print(report.overview(recipe, mixture, schedule, model, chosen))
-    for remark in report.remarks(recipe):
+    console.print(overview.overview(recipe, mixture, schedule, model, chosen))
+    for remark in overview.remarks(recipe):
         console.print(f"note: {remark}", highlight=False, markup=False, soft_wrap=True)
     return Finetuning(recipe, mixture, model, batches, facts, console)
 

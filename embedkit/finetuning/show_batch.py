@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from embedkit import distributed, rng
 from embedkit.data.pairs.contrastive_batches import Batches, Texts
 from embedkit.errors import UserError
-from embedkit.mixture import build_schedule, open_batches, open_mixture, resolve_steps
+from embedkit.finetuning.mixture import build_schedule, open_batches, open_mixture, resolve_steps
 from embedkit.models import hub
 from embedkit.objectives.contextual import context_rows
 from embedkit.recipe import Recipe

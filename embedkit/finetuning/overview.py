@@ -7,7 +7,7 @@ from torch import nn
 
 from embedkit import distributed
 from embedkit.data.batch_sampler import Schedule
-from embedkit.mixture import Mixture
+from embedkit.finetuning.mixture import Mixture
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import Recipe

@@ -16,7 +16,7 @@ from embedkit.evaluation.encoding.over_ranks import OverRanks
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.mteb.task_selection import select_tasks
 from embedkit.evaluation.summary import Summary
-from embedkit.mixture import Mixture
+from embedkit.finetuning.mixture import Mixture
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import Evaluation, Recipe

@@ -13,8 +13,8 @@ from support.small_runs import STEPS, metrics_of, state_of, write_source
 import embedkit
 from embedkit import BatchTable, distributed, runs
 from embedkit.errors import DataError, UserError
-from embedkit.inspection import texts_of_step
-from embedkit.mixture import build_schedule, open_batches, open_mixture
+from embedkit.finetuning.mixture import build_schedule, open_batches, open_mixture
+from embedkit.finetuning.show_batch import texts_of_step
 from embedkit.recipe import Recipe, load_recipe
 
 pytestmark = pytest.mark.slow

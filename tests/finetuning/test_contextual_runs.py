@@ -18,13 +18,14 @@ from support.small_runs import STEPS, metrics_of, state_of
 from support.task_folders import write_task
 from torch import Tensor
 
-from embedkit import distributed, runs, starting_model
+from embedkit import distributed, runs
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.summary import Summary
-from embedkit.inspection import texts_of_step
-from embedkit.measuring import tasks_of
+from embedkit.finetuning import model as starting_model
+from embedkit.finetuning.evaluator import tasks_of
+from embedkit.finetuning.show_batch import texts_of_step
 from embedkit.models import hub
 from embedkit.models.contextual.export import write_contextual
 from embedkit.models.contextual.loading import load_contextual
