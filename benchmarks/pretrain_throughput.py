@@ -37,9 +37,9 @@ import torch
 from torch import Tensor, nn
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
-from embedkit.models.language_model import LanguageModel
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM
 from embedkit.models.precision import autocast_dtype
+from embedkit.pretraining.language_model import LanguageModel
 from embedkit.tokens.batch import TokenBatch
 from embedkit.training import flops
 

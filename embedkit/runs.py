@@ -7,7 +7,7 @@ from typing import Unpack
 
 from rich.console import Console
 
-from embedkit import distributed, pretraining
+from embedkit import distributed
 from embedkit.clustering import build
 from embedkit.config import validated
 from embedkit.data.batch_table import BatchTable
@@ -23,6 +23,7 @@ from embedkit.finetuning.mixture import open_mixture
 from embedkit.models import hub, precision
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
+from embedkit.pretraining import run as pretraining
 from embedkit.recipe import PretrainRecipe, Recipe, Training, load_pretrain_recipe, load_recipe
 from embedkit.training.run import follow
 

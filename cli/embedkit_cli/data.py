@@ -137,8 +137,8 @@ def prepare(
     from embedkit.data.text.texts import Texts
     from embedkit.data.text.tokenized import prepare as tokenize
     from embedkit.models.hub import load_tokenizer
+    from embedkit.pretraining.mixture import texts_of
     from embedkit.recipe import Recipe, load_any_recipe
-    from embedkit.text_mixture import texts_of
     from embedkit.tokens.vocabulary import Vocabulary
     from embedkit_cli import data_tables
 

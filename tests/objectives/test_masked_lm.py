@@ -7,9 +7,9 @@ from torch import Tensor
 
 from embedkit import distributed
 from embedkit.data.text.masked_batches import MaskedBatch
-from embedkit.models.language_model import LanguageModel
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM
 from embedkit.objectives.masked_lm import MaskedLMObjective, cut_evenly
+from embedkit.pretraining.language_model import LanguageModel
 from embedkit.tokens.batch import TokenBatch
 
 LENGTHS = [5, 2, 9, 4, 4, 7, 3, 6]

@@ -16,8 +16,8 @@ from embedkit.config import differences, shipped, validated
 from embedkit.data.manifests.text_manifest import load_text_manifest
 from embedkit.data.pairs.records import open_records
 from embedkit.data.text.texts import Texts
-from embedkit.initial_weights import architecture
 from embedkit.models.neobert import NeoBERTForMaskedLM
+from embedkit.pretraining.weights import architecture
 from embedkit.recipe import PretrainRecipe, load_any_recipe, load_pretrain_recipe
 
 NAMES = sorted(

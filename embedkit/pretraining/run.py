@@ -10,20 +10,21 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from embedkit import distributed, initial_weights
+from embedkit import distributed
 from embedkit.data.loading import stream
 from embedkit.data.text.masked_batches import MaskedBatch
 from embedkit.data.text.texts import Texts
 from embedkit.distributed import sharding
-from embedkit.held_out_loss import HeldOutLosses
 from embedkit.models import hub, precision
 from embedkit.models.export import whole_folder
-from embedkit.models.language_model import LanguageModel
 from embedkit.models.quiet import quietly
 from embedkit.objectives.masked_lm import MaskedLMObjective
+from embedkit.pretraining import weights as initial_weights
+from embedkit.pretraining.held_out_loss import HeldOutLosses
+from embedkit.pretraining.language_model import LanguageModel
+from embedkit.pretraining.mixture import TextMixture, open_text_mixture
 from embedkit.recipe import PretrainRecipe
 from embedkit.storage import hashing
-from embedkit.text_mixture import TextMixture, open_text_mixture
 from embedkit.training import checkpoint, flops
 from embedkit.training.metrics import check_trackers
 from embedkit.training.run_folder import RunFolder

@@ -13,8 +13,8 @@ from embedkit.errors import UserError
 from embedkit.models import hub
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM
 from embedkit.models.neobert.state_dict import load_pretrained
+from embedkit.pretraining.mixture import TextMixture
 from embedkit.recipe import Architecture, PretrainRecipe
-from embedkit.text_mixture import TextMixture
 from embedkit.training import checkpoint
 
 _UNSEEN = ("num_attention_heads", "norm", "norm_eps")

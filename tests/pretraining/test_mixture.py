@@ -8,8 +8,8 @@ from transformers import PreTrainedTokenizerBase
 
 from embedkit.data.text.texts import Texts
 from embedkit.errors import DataError, UserError
+from embedkit.pretraining.mixture import TextMixture, open_text_mixture
 from embedkit.recipe import PretrainRecipe
-from embedkit.text_mixture import TextMixture, open_text_mixture
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from embedkit import distributed
 from embedkit.data.text.masked_batches import MaskedBatch
-from embedkit.models.language_model import LanguageModel
 from embedkit.objectives.masked_lm import micro_batches
+from embedkit.pretraining.language_model import LanguageModel
+from embedkit.pretraining.mixture import TextMixture
 from embedkit.recipe import PretrainRecipe
-from embedkit.text_mixture import TextMixture
 
 
 class HeldOutLosses:

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from embedkit.held_out_loss import unigram_loss
+from embedkit.pretraining.held_out_loss import unigram_loss
 
 FREQUENCIES = torch.tensor([2, 3, 1, 2], dtype=torch.float64) / 8
 
