@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from embedkit.api import cluster, evaluate, finetune, load, pretrain
     from embedkit.data.batch_table import BatchTable
     from embedkit.data.pairs.records import Records
     from embedkit.data.text.texts import Texts
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from embedkit.mining.mine_source import mine
     from embedkit.models.export import export
     from embedkit.recipe import PretrainRecipe, Recipe, load_pretrain_recipe, load_recipe
-    from embedkit.runs import cluster, evaluate, finetune, load, pretrain
 
 __all__ = [
     "BatchTable",
@@ -41,15 +41,15 @@ _HOMES = {
     "Records": "data.pairs.records",
     "Texts": "data.text.texts",
     "UserError": "errors",
-    "cluster": "runs",
-    "evaluate": "runs",
+    "cluster": "api",
+    "evaluate": "api",
     "export": "models.export",
-    "finetune": "runs",
-    "load": "runs",
+    "finetune": "api",
+    "load": "api",
     "load_pretrain_recipe": "recipe",
     "load_recipe": "recipe",
     "mine": "mining.mine_source",
-    "pretrain": "runs",
+    "pretrain": "api",
 }
 
 

@@ -9,7 +9,7 @@ from embedkit_cli.app import app, main
 from support.small_runs import STEPS
 from typer.testing import CliRunner
 
-from embedkit import runs
+from embedkit import api
 from embedkit.config import validated
 from embedkit.recipe import Recipe, load_recipe
 from embedkit.training.trainer import Interrupted
@@ -109,7 +109,7 @@ def test_only_the_main_rank_tells_a_mistake(
     ],
 )
 def test_a_run_goes_under_runs_by_the_name_of_its_recipe(recipe: str, output: str) -> None:
-    assert runs.default_output(recipe) == Path(output)
+    assert api.default_output(recipe) == Path(output)
 
 
 @pytest.mark.parametrize("under_torchrun", [False, True])
@@ -121,7 +121,7 @@ def test_a_stopped_run_tells_the_command_that_continues_it(
     def stop(*_args: object, **_options: object) -> None:
         raise Interrupted(17)
 
-    monkeypatch.setattr(runs, "finetune", stop)
+    monkeypatch.setattr(api, "finetune", stop)
     launcher = "embedkit"
     if under_torchrun:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")

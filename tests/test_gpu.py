@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from embedkit import load_recipe, runs
+from embedkit import api, load_recipe
 from embedkit.data.batch_sampler import Schedule, Source
 from embedkit.data.pairs.contrastive_batches import Batches
 from embedkit.data.pairs.records import Records
@@ -44,10 +44,10 @@ def test_a_resumed_run_on_the_gpu_is_the_unbroken_run(small_recipe: Path, tmp_pa
     recipe = load_recipe(
         str(small_recipe), ["checkpoints.every=2", "checkpoints.keep=9", "precision=bf16"]
     )
-    unbroken = runs.finetune(recipe, tmp_path / "unbroken")
+    unbroken = api.finetune(recipe, tmp_path / "unbroken")
     shutil.copytree(tmp_path / "unbroken", tmp_path / "resumed")
     newest = sorted((tmp_path / "resumed" / "checkpoints").iterdir())[-1]
     shutil.rmtree(newest)
-    resumed = runs.finetune(recipe, tmp_path / "resumed", resume=True)
+    resumed = api.finetune(recipe, tmp_path / "resumed", resume=True)
     weights = [(folder / "model.safetensors").read_bytes() for folder in (unbroken, resumed)]
     assert weights[0] == weights[1]

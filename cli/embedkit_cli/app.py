@@ -1,4 +1,4 @@
-"""The ``embedkit`` command: parses words, calls ``embedkit.runs``, decides nothing itself."""
+"""The ``embedkit`` command: parses words, calls ``embedkit.api``, decides nothing itself."""
 
 import json
 import os
@@ -69,13 +69,13 @@ def pretrain(
     allow_world_size_change: AllowWorldSizeChange = False,
 ) -> None:
     """Pretrain a NeoBERT by masked language modelling. Under torchrun, on every rank it starts."""
-    from embedkit import runs
+    from embedkit import api
     from embedkit.recipe import load_pretrain_recipe
 
     with _told_when_interrupted():
-        runs.pretrain(
+        api.pretrain(
             load_pretrain_recipe(recipe, overrides),
-            output or runs.default_output(recipe),
+            output or api.default_output(recipe),
             resume=resume,
             overwrite=overwrite,
             allow_world_size_change=allow_world_size_change,
@@ -93,15 +93,15 @@ def finetune(
     allow_world_size_change: AllowWorldSizeChange = False,
 ) -> None:
     """Fine-tune an embedding model. Under torchrun, on every rank it starts."""
-    from embedkit import runs
+    from embedkit import api
     from embedkit.recipe import load_recipe
 
     # Quoted, since the value of an override is TOML.
     model = [f"model={json.dumps(backbone)}"] if backbone else []
     with _told_when_interrupted():
-        runs.finetune(
+        api.finetune(
             load_recipe(recipe, [*overrides, *model]),
-            output or runs.default_output(recipe),
+            output or api.default_output(recipe),
             resume=resume,
             overwrite=overwrite,
             allow_world_size_change=allow_world_size_change,

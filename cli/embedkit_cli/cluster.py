@@ -53,7 +53,7 @@ def cluster(
     Under torchrun, on every rank it starts. Run again after an interruption, it continues.
     """
     check_dtype(dtype)
-    from embedkit import runs
+    from embedkit import api
     from embedkit.clustering.build import Options
     from embedkit.recipe import load_recipe
 
@@ -65,7 +65,7 @@ def cluster(
         "backend": backend,
         "seed": seed,
     }
-    runs.cluster(
+    api.cluster(
         load_recipe(recipe, overrides),
         output,
         surrogate=surrogate,

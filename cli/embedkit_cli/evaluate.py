@@ -101,7 +101,7 @@ def eval_mteb(
     is_main = os.environ.get("RANK", "0") == "0"
     if estimate and not is_main:
         return
-    from embedkit import runs
+    from embedkit import api
 
     settings: dict[str, Any] = {
         "benchmark": benchmark,
@@ -114,10 +114,10 @@ def eval_mteb(
     }
     chosen: list[str | Path] = [*tasks, *more, *task_dir]
     if output is None or estimate:
-        typer.echo(runs.estimate(model, chosen, **settings).text(), nl=False)
+        typer.echo(api.estimate(model, chosen, **settings).text(), nl=False)
         return
     keep = cache_size if cache else None
-    summary = runs.evaluate(
+    summary = api.evaluate(
         model, chosen, output, truncate_dim=truncate_dim, cache_size=keep, **settings
     )
     if is_main:

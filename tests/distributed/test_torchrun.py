@@ -13,7 +13,7 @@ from support.small_runs import STEPS, metrics_of, write_small_recipe
 from support.task_folders import write_task
 from support.tiny_bert import write_tiny_model
 
-from embedkit import runs
+from embedkit import api
 from embedkit.data.pairs.contrastive_batches import Batches
 from embedkit.errors import UserError
 from embedkit.recipe import load_recipe
@@ -30,7 +30,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The metrics of the run on one rank."""
     folder = tmp_path_factory.mktemp("alone") / "run"
-    runs.finetune(load_recipe(str(recipe)), folder)
+    api.finetune(load_recipe(str(recipe)), folder)
     return metrics_of(folder)
 
 
@@ -59,7 +59,7 @@ def test_ranks_give_the_losses_of_one(
 
 
 def finetune(recipe: Path, overrides: tuple[str, ...], output: Path) -> None:
-    runs.finetune(load_recipe(str(recipe), overrides), output)
+    api.finetune(load_recipe(str(recipe), overrides), output)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from support.small_runs import metrics_of
 from support.tiny_bert import write_tiny_model
 from support.tiny_neobert import tiny_neobert, write_with_tokenizer
 
-from embedkit import runs
+from embedkit import api
 from embedkit.models import hub, lora
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import Lora, load_recipe
@@ -40,7 +40,7 @@ def train_once(small_recipe: Path, root: Path, name: str) -> Path:
     if not run.exists():
         backbone = BACKBONES[name](root / f"backbone-{name}")
         recipe = load_recipe(str(small_recipe), [*ADAPTERS, f"model={backbone}"])
-        runs.finetune(recipe, run)
+        api.finetune(recipe, run)
     return run
 
 
@@ -128,7 +128,7 @@ def test_a_run_says_how_much_of_the_model_it_trains(
     small_recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for overrides in (["steps=1"], ["steps=1", "lora.rank=4"]):
-        runs.finetune(load_recipe(str(small_recipe), overrides), tmp_path / str(len(overrides)))
+        api.finetune(load_recipe(str(small_recipe), overrides), tmp_path / str(len(overrides)))
     said = " ".join(capsys.readouterr().out.split())
     # 999,072 weights, and 3,584 of adapters: two layers of 4 x (32 + 32) x 4 + 2 x (32 + 64) x 4.
     assert "1.0 M parameters trained in 15 MiB" in said
@@ -142,7 +142,7 @@ def cut(small_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     backbone = write_tiny_model(root / "backbone", width=96)
     dims = "objective.matryoshka_dims=[96, 64, 8]"
     recipe = load_recipe(str(small_recipe), ["steps=2", f"model={backbone}", dims])
-    runs.finetune(recipe, root / "run")
+    api.finetune(recipe, root / "run")
     return root / "run"
 
 

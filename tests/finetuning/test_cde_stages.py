@@ -6,9 +6,9 @@ import pytest
 from support.cde_sets import BGE_ID, write_bucket, write_hub
 from support.small_runs import metrics_of
 
+from embedkit.api import cluster, finetune
 from embedkit.models.contextual.loading import load_contextual
 from embedkit.recipe import load_recipe
-from embedkit.runs import cluster, finetune
 
 
 def test_stage_two_differs_from_stage_one_in_its_data_alone() -> None:

@@ -11,7 +11,7 @@ from support.ranks import run_on_ranks
 from support.small_runs import STEPS, metrics_of, state_of, write_source
 
 import embedkit
-from embedkit import BatchTable, distributed, runs
+from embedkit import BatchTable, api, distributed
 from embedkit.errors import DataError, UserError
 from embedkit.finetuning.mixture import build_schedule, open_batches, open_mixture
 from embedkit.finetuning.show_batch import texts_of_step
@@ -53,11 +53,11 @@ def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(
 
 
 def check_resume(recipe: Recipe, folder: Path) -> None:
-    runs.finetune(recipe, folder / "whole")
+    api.finetune(recipe, folder / "whole")
     broken = folder / "broken"
     with at_step(7, crash), pytest.raises(CrashError):
-        runs.finetune(recipe, broken)
-    runs.finetune(recipe, broken, resume=True)
+        api.finetune(recipe, broken)
+    api.finetune(recipe, broken, resume=True)
     if distributed.is_main():
         assert state_of(broken) == state_of(folder / "whole")
         lines = metrics_of(broken)
@@ -76,20 +76,20 @@ def test_a_run_resumed_with_another_table_is_refused(
     table = tmp_path / "table"
     shutil.copytree(small_tables / "one", table)
     recipe = contextual(small_recipe, table, "steps=4")
-    runs.finetune(recipe, tmp_path / "run")
+    api.finetune(recipe, tmp_path / "run")
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     assert facts["sources"]["batch table"] == BatchTable.open(small_tables / "one").hash
     shutil.rmtree(table)
     shutil.copytree(small_tables / "other", table)
     with pytest.raises(UserError, match=r"sources\.batch table: .* -> .*; undo the change"):
-        runs.finetune(recipe, tmp_path / "run", resume=True)
+        api.finetune(recipe, tmp_path / "run", resume=True)
 
 
 def test_shuffled_batches_can_be_filtered_too_whatever_their_size(
     small_recipe: Path, small_tables: Path, tmp_path: Path
 ) -> None:
     overrides = ["data.batches=shuffled", "data.batch_size=12", "steps=2", FILTER]
-    runs.finetune(contextual(small_recipe, small_tables / "one", *overrides), tmp_path / "run")
+    api.finetune(contextual(small_recipe, small_tables / "one", *overrides), tmp_path / "run")
     assert all("filtered" in line for line in metrics_of(tmp_path / "run"))
 
 
@@ -180,5 +180,5 @@ def test_a_cut_source_is_counted_in_its_own_batches(tiny_model: Path, tmp_path: 
     embedkit.cluster(Recipe.model_validate(tables), tmp_path / "table", surrogate=tiny_model)
     tables["data"] |= {"batches": "contextual", "batch_table": str(tmp_path / "table")}
     # A source smaller than a batch, which shuffled batches refuse, is one of 5 rows.
-    runs.finetune(Recipe.model_validate(tables), tmp_path / "run")
+    api.finetune(Recipe.model_validate(tables), tmp_path / "run")
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == [1, 2, 3]

@@ -18,7 +18,7 @@ from support.small_runs import STEPS, metrics_of, state_of
 from support.task_folders import write_task
 from torch import Tensor
 
-from embedkit import distributed, runs
+from embedkit import api, distributed
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb.scoring import evaluate
@@ -61,7 +61,7 @@ def on_table(table: Path) -> list[str]:
 def trained(small_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run. Read it only."""
     run = tmp_path_factory.mktemp("trained") / "run"
-    runs.finetune(contextual(small_recipe), run)
+    api.finetune(contextual(small_recipe), run)
     return run
 
 
@@ -113,11 +113,11 @@ def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(
 
 
 def check_resume(recipe: Recipe, folder: Path) -> None:
-    runs.finetune(recipe, folder / "whole")
+    api.finetune(recipe, folder / "whole")
     broken = folder / "broken"
     with at_step(7, crash), pytest.raises(CrashError):
-        runs.finetune(recipe, broken)
-    runs.finetune(recipe, broken, resume=True)
+        api.finetune(recipe, broken)
+    api.finetune(recipe, broken, resume=True)
     if distributed.is_main():
         assert state_of(broken) == state_of(folder / "whole")
         assert metrics_of(broken) == metrics_of(folder / "whole")
@@ -131,14 +131,14 @@ def crash() -> None:
 @pytest.mark.slow
 def test_a_killed_run_ends_as_the_unbroken_one(small_recipe: Path, tmp_path: Path) -> None:
     recipe = contextual(small_recipe, "checkpoints.every=3")
-    runs.finetune(recipe, tmp_path / "whole")
+    api.finetune(recipe, tmp_path / "whole")
     for number, lines in enumerate((2, 5, 8)):
-        killed = start(runs.finetune, recipe, tmp_path / "killed", resume=number > 0)
+        killed = start(api.finetune, recipe, tmp_path / "killed", resume=number > 0)
         wait_for_lines(tmp_path / "killed", lines)
         killed.kill()
         killed.join()
         assert killed.exitcode == -signal.SIGKILL
-    runs.finetune(recipe, tmp_path / "killed", resume=True)
+    api.finetune(recipe, tmp_path / "killed", resume=True)
     assert state_of(tmp_path / "killed") == state_of(tmp_path / "whole")
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
 
@@ -152,9 +152,9 @@ def test_ranks_with_batches_of_their_own_do_what_one_does_by_accumulating(
     table = [*on_table(small_tables / "one"), "objective.cross_device=false", "steps=4"]
     model = still(small_recipe, tmp_path)
     overrides = [*kind, *quiet, *table, f"model={model}"]
-    run_on_ranks(2, runs.finetune, load_recipe(str(small_recipe), overrides), tmp_path / "ranks")
+    run_on_ranks(2, api.finetune, load_recipe(str(small_recipe), overrides), tmp_path / "ranks")
     alone = load_recipe(str(small_recipe), [*overrides, "optim.accumulation=2"])
-    runs.finetune(alone, tmp_path / "alone")
+    api.finetune(alone, tmp_path / "alone")
     one, two = (metrics_of(tmp_path / name) for name in ("alone", "ranks"))
     for ours, theirs in zip(one, two, strict=True):
         assert ours["source"] == theirs["source"]
@@ -178,33 +178,33 @@ def test_on_other_ranks_a_run_of_own_batches_goes_on_only_if_asked_to(
 ) -> None:
     recipe = contextual(small_recipe, *on_table(small_tables / "one"))
     with at_step(7, crash), pytest.raises(CrashError):
-        runs.finetune(recipe, tmp_path / "run")
+        api.finetune(recipe, tmp_path / "run")
     run_on_ranks(2, check_other_ranks, recipe, tmp_path / "run")
 
 
 def check_other_ranks(recipe: Recipe, run: Path) -> None:
     with pytest.raises(UserError, match=r"on 1 ranks, now there are 2; every rank reads batches"):
-        runs.finetune(recipe, run, resume=True)
-    runs.finetune(recipe, run, resume=True, allow_world_size_change=True)
+        api.finetune(recipe, run, resume=True)
+    api.finetune(recipe, run, resume=True, allow_world_size_change=True)
     if distributed.is_main():
         assert len(metrics_of(run)) == STEPS
 
 
 def test_a_batch_table_may_move(small_recipe: Path, small_tables: Path, tmp_path: Path) -> None:
     recipe = contextual(small_recipe, *on_table(small_tables / "one"), "steps=4")
-    runs.finetune(recipe, tmp_path / "run")
+    api.finetune(recipe, tmp_path / "run")
     shutil.copytree(small_tables / "one", tmp_path / "moved")
     moved = contextual(small_recipe, *on_table(tmp_path / "moved"), "steps=4")
-    runs.finetune(moved, tmp_path / "run", resume=True)
+    api.finetune(moved, tmp_path / "run", resume=True)
     other = contextual(small_recipe, *on_table(small_tables / "other"), "steps=4")
     with pytest.raises(UserError, match=r"sources\.batch table: .* -> .*; undo the change"):
-        runs.finetune(other, tmp_path / "run", resume=True)
+        api.finetune(other, tmp_path / "run", resume=True)
 
 
 def test_a_run_may_start_from_two_stages(small_recipe: Path, trained: Path, tmp_path: Path) -> None:
     model = trained / "model"
     recipe = contextual(small_recipe, f"model={model}", "steps=1", "optim.lr=1e-12")
-    runs.finetune(recipe, tmp_path / "run")
+    api.finetune(recipe, tmp_path / "run")
     before, after = (
         load_file(each / "model.safetensors") for each in (model, tmp_path / "run/model")
     )
@@ -229,7 +229,7 @@ def test_what_two_stages_cannot_be_trained_to_is_named(
 ) -> None:
     recipe = contextual(small_recipe, f"model={trained / 'model'}", *overrides)
     with pytest.raises(UserError, match=message) as told:
-        runs.finetune(recipe, tmp_path / "run")
+        api.finetune(recipe, tmp_path / "run")
     assert "\n" not in str(told.value)
 
 
@@ -240,7 +240,7 @@ def test_a_frozen_context_leaves_nothing_to_train(
     write_contextual(model, tmp_path / "frozen", context=model.build_context(CORPUS))
     recipe = contextual(small_recipe, f"model={tmp_path / 'frozen'}")
     with pytest.raises(UserError, match="has a frozen context and no first encoder to train"):
-        runs.finetune(recipe, tmp_path / "run")
+        api.finetune(recipe, tmp_path / "run")
 
 
 def test_prompts_that_training_did_without_are_not_exported(
@@ -259,7 +259,7 @@ def test_prompts_that_training_did_without_are_not_exported(
     mix = [{"manifest": str(tmp_path / f"{name}.toml")} for name in ("pairs", "triplets")]
     data = recipe.data.model_dump(mode="json", exclude_none=True) | {"mix": mix}
     recipe = Recipe.model_validate(recipe.model_dump(exclude_none=True) | {"data": data})
-    runs.finetune(recipe, tmp_path / "run")
+    api.finetune(recipe, tmp_path / "run")
     exported = hub.load(str(tmp_path / "run" / "model"))
     assert exported.prompts == {
         "NQ": "of a task: ",
@@ -272,7 +272,7 @@ def test_prompts_that_training_did_without_are_not_exported(
 
 def test_widths_of_two_stages_are_trained_too(small_recipe: Path, tmp_path: Path) -> None:
     recipe = contextual(small_recipe, "objective.matryoshka_dims=[32, 8]", "steps=2")
-    runs.finetune(recipe, tmp_path / "run")
+    api.finetune(recipe, tmp_path / "run")
     assert all({"loss_32", "loss_8"} <= line.keys() for line in metrics_of(tmp_path / "run"))
     assert "truncate_dim=8" in (tmp_path / "run" / "model" / "README.md").read_text()
 
@@ -308,7 +308,7 @@ def check_contexts(recipe: Recipe, folder: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Contextual, "embed_context", record)
-        runs.finetune(recipe, folder / "run")
+        api.finetune(recipe, folder / "run")
     (folder / f"{distributed.rank()}.json").write_text(json.dumps(read))
 
 
@@ -319,7 +319,7 @@ def test_a_run_is_scored_before_between_and_after_in_a_context_of_each_task(
     write_task(tmp_path / "tasks" / "Finding", "retrieval")
     wanted = [f"evaluation.task_dirs=['{tmp_path / 'tasks'}']", "evaluation.every=2"]
     recipe = contextual(small_recipe, "steps=3", *wanted)
-    run_on_ranks(world_size, runs.finetune, recipe, tmp_path / "run")
+    run_on_ranks(world_size, api.finetune, recipe, tmp_path / "run")
     summaries = [
         Summary.read(tmp_path / "run" / "eval" / name / "summary.json")
         for name in ("before", "step-000002", "after")
@@ -353,10 +353,10 @@ def test_batches_that_cannot_fill_a_context_are_refused_at_the_start(
     settings = ["context.null_vector=false", "context.context_dropout=0.0", "steps=2"]
     recipe = contextual(small_recipe, *settings, *overrides)
     if message is None:
-        runs.finetune(recipe, tmp_path / "run")
+        api.finetune(recipe, tmp_path / "run")
         return
     with pytest.raises(UserError, match=message):
-        runs.finetune(recipe, tmp_path / "run")
+        api.finetune(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import mine_hard_negatives
 
 import embedkit
+from embedkit.api import load
 from embedkit.data.manifests.manifest import load_manifest
 from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import DataError, UserError
@@ -24,7 +25,6 @@ from embedkit.mining.mine_source import mine
 from embedkit.mining.search import ExactSearch, Scores
 from embedkit.mining.settings import SearchKind
 from embedkit.models.embedder import Embedder
-from embedkit.runs import load
 
 WORDS = ["amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jetty"]
 ROWS: list[dict[str, Any]] = [

@@ -33,12 +33,12 @@ from transformers import (
     RobertaTokenizer,
 )
 
+from embedkit.api import finetune
 from embedkit.errors import UserError
 from embedkit.models import hub, lora
 from embedkit.models.neobert import NeoBERTModel
 from embedkit.models.neobert.state_dict import load_pretrained
 from embedkit.recipe import Lora, load_recipe
-from embedkit.runs import finetune
 
 TEXTS = ["amber birch", "", "Cedar, delta; ember?", "fjord grove heron inlet " * 60]
 SIZES = {

@@ -25,7 +25,7 @@ from support.small_runs import (
 from support.tiny_bert import MINILM
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
-from embedkit import distributed, runs
+from embedkit import api, distributed
 from embedkit.data.text.documents import is_held_out
 from embedkit.data.text.texts import Texts
 from embedkit.errors import UserError
@@ -54,7 +54,7 @@ def pretrain(
     resume: bool = False,
     allow_world_size_change: bool = False,
 ) -> None:
-    runs.pretrain(
+    api.pretrain(
         load_pretrain_recipe(recipe, overrides),
         output,
         resume=resume,
@@ -99,7 +99,7 @@ def test_the_model_opens_in_transformers_with_the_trained_weights(alone: Path) -
 def test_finetune_takes_it_as_backbone(alone: Path, tmp_path: Path) -> None:
     recipe = write_small_recipe(tmp_path, alone / "model")
     limits = ["data.max_query_tokens=24", "data.max_document_tokens=24", "steps=2"]
-    runs.finetune(load_recipe(str(recipe), limits), tmp_path / "run")
+    api.finetune(load_recipe(str(recipe), limits), tmp_path / "run")
     assert len(metrics_of(tmp_path / "run")) == 2
 
 
@@ -296,7 +296,7 @@ def test_texts_of_ones_own_stand_in_for_a_manifest(recipe: str, tmp_path: Path) 
     tables["data"]["mix"] = [{"manifest": "mine"}]
     tables["steps"] = 2
     mine = type(load_pretrain_recipe(recipe)).model_validate(tables)
-    runs.pretrain(mine, tmp_path / "run", sources={"mine": own})
+    api.pretrain(mine, tmp_path / "run", sources={"mine": own})
     assert [line["source"] for line in metrics_of(tmp_path / "run")] == ["mine", "mine"]
 
 

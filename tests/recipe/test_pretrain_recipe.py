@@ -11,7 +11,7 @@ from support.tiny_bert import MINILM
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from embedkit import runs
+from embedkit import api
 from embedkit.config import differences, shipped, validated
 from embedkit.data.manifests.text_manifest import load_text_manifest
 from embedkit.data.pairs.records import open_records
@@ -126,7 +126,7 @@ def test_a_recipe_takes_two_steps_at_toy_width(
     name: str, texts: Texts, bpe: str, tmp_path: Path
 ) -> None:
     recipe = toy(name, bpe if name == "ablations/m3" else MINILM)
-    runs.pretrain(recipe, tmp_path / "run", sources={"toy": texts})
+    api.pretrain(recipe, tmp_path / "run", sources={"toy": texts})
     lines = metrics_of(tmp_path / "run")
     assert [line["step"] for line in lines] == [1, 2]
     assert all(line["loss"] > 0 and line["masked"] > 0 for line in lines)
@@ -135,7 +135,7 @@ def test_a_recipe_takes_two_steps_at_toy_width(
 @pytest.mark.slow
 def test_the_starter_takes_two_steps_on_its_own_text(tmp_path: Path) -> None:
     recipe = load_pretrain_recipe("starter-mlm", ["steps=2", "held_out.rows=8"])
-    runs.pretrain(recipe, tmp_path / "run")
+    api.pretrain(recipe, tmp_path / "run")
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == [1, 2]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.small_runs import metrics_of
 
+from embedkit.api import cluster, finetune
 from embedkit.config import differences, shipped, validated
 from embedkit.data.manifests.manifest import (
     FilesSource,
@@ -16,7 +17,6 @@ from embedkit.data.manifests.manifest import (
     shipped_manifests,
 )
 from embedkit.recipe import Recipe, load_any_recipe, load_recipe
-from embedkit.runs import cluster, finetune
 from embedkit.tokens.prompts import as_prefix
 
 RECIPES = sorted(

@@ -5,7 +5,7 @@ from mteb.models import SentenceTransformerEncoderWrapper
 from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
-from embedkit import runs
+from embedkit import api
 from embedkit.config import read_toml
 from embedkit.errors import UserError
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
@@ -32,7 +32,7 @@ def test_mteb_gives_an_export_the_paper_s_prompts_by_itself(
     small_recipe: Path, tmp_path: Path
 ) -> None:
     settings = ["embedder.benchmark_prompts=true", "steps=1", "optim.warmup_steps=0"]
-    runs.finetune(load_recipe(str(small_recipe), settings), tmp_path / "run")
+    api.finetune(load_recipe(str(small_recipe), settings), tmp_path / "run")
     exported = tmp_path / "run" / "model"
     theirs = SentenceTransformerEncoderWrapper(SentenceTransformer(str(exported), device="cpu"))
     assert theirs.model_prompts is not None

@@ -12,7 +12,7 @@ from support.interrupted import CrashError, at_step, start, wait_for_lines
 from support.ranks import run_on_ranks
 from support.small_runs import STEPS, metrics_of, state_of, write_small_recipe
 
-from embedkit import distributed, runs
+from embedkit import api, distributed
 from embedkit.errors import UserError
 from embedkit.recipe import Recipe, load_recipe
 from embedkit.training.interrupt import StopRequest
@@ -28,7 +28,7 @@ def crash(recipe: Recipe, output: Path, *, after: int, resume: bool = False) -> 
         raise CrashError
 
     with at_step(after, fail), pytest.raises(CrashError):
-        runs.finetune(recipe, output, resume=resume)
+        api.finetune(recipe, output, resume=resume)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(
 
 def check_resume(recipe: str, overrides: tuple[str, ...], folder: Path) -> None:
     whole, broken = folder / "whole", folder / "broken"
-    runs.finetune(load_recipe(recipe, overrides), whole)
+    api.finetune(load_recipe(recipe, overrides), whole)
     crash(load_recipe(recipe, overrides), broken, after=7)
     if distributed.is_main():
         assert state_of(broken)["step"] == "step-000004"
         assert len(metrics_of(broken)) == 7
     distributed.barrier()
-    runs.finetune(load_recipe(recipe, [*overrides, "data.workers=2"]), broken, resume=True)
+    api.finetune(load_recipe(recipe, [*overrides, "data.workers=2"]), broken, resume=True)
     if distributed.is_main():
         assert state_of(broken) == state_of(whole)
         assert metrics_of(broken) == metrics_of(whole)
@@ -66,17 +66,17 @@ def test_a_run_killed_at_random_moments_ends_as_the_unbroken_one(
     small_recipe: Path, tmp_path: Path
 ) -> None:
     recipe = load_recipe(str(small_recipe), ["steps=30", "checkpoints.every=3", "data.workers=1"])
-    runs.finetune(recipe, tmp_path / "whole")
+    api.finetune(recipe, tmp_path / "whole")
     rng = random.Random(time.time_ns())
     moments = sorted(rng.sample(range(1, 24), 3))
     for lines in moments:
-        killed = start(runs.finetune, recipe, tmp_path / "killed", resume=is_run(tmp_path))
+        killed = start(api.finetune, recipe, tmp_path / "killed", resume=is_run(tmp_path))
         wait_for_lines(tmp_path / "killed", lines)
         time.sleep(rng.uniform(0, 0.03))
         killed.kill()
         killed.join()
         assert killed.exitcode == -signal.SIGKILL, f"over before it was killed at {moments}"
-    runs.finetune(recipe, tmp_path / "killed", resume=True)
+    api.finetune(recipe, tmp_path / "killed", resume=True)
     assert state_of(tmp_path / "killed") == state_of(tmp_path / "whole"), moments
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole"), moments
 
@@ -108,7 +108,7 @@ def test_without_a_whole_checkpoint_a_run_starts_over(
 ) -> None:
     recipe = load_recipe(str(small_recipe), ["steps=5"])
     crash(recipe, tmp_path / "run", after=3)
-    runs.finetune(recipe, tmp_path / "run", resume=True)
+    api.finetune(recipe, tmp_path / "run", resume=True)
     assert "no whole checkpoint: starting from step 0" in " ".join(capsys.readouterr().out.split())
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == [1, 2, 3, 4, 5]
 
@@ -120,7 +120,7 @@ def test_a_changed_recipe_is_refused_by_name_and_leaves_the_run_as_it_is(
     before = contents(tmp_path / "run")
     changed = load_recipe(str(small_recipe), ["optim.lr=2e-3", "seed=4"])
     with pytest.raises(UserError, match=r"seed: 3 -> 4; optim\.lr: 0\.001 -> 0\.002; undo"):
-        runs.finetune(changed, tmp_path / "run", resume=True)
+        api.finetune(changed, tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == before
 
 
@@ -139,15 +139,15 @@ def test_changed_rows_are_refused_by_the_name_of_their_source(
     with pytest.raises(
         UserError, match=r'checkpoint: sources\.triplets: "\w{12}" -> "\w{12}"; undo'
     ):
-        runs.finetune(recipe, tmp_path / "run", resume=True)
+        api.finetune(recipe, tmp_path / "run", resume=True)
 
 
 def test_a_run_at_a_constant_rate_may_grow(small_recipe: Path, tmp_path: Path) -> None:
     constant = "optim.schedule=constant"
-    runs.finetune(load_recipe(str(small_recipe), [constant, "steps=9"]), tmp_path / "whole")
-    runs.finetune(load_recipe(str(small_recipe), [constant, "steps=5"]), tmp_path / "grown")
+    api.finetune(load_recipe(str(small_recipe), [constant, "steps=9"]), tmp_path / "whole")
+    api.finetune(load_recipe(str(small_recipe), [constant, "steps=5"]), tmp_path / "grown")
     longer = load_recipe(str(small_recipe), [constant, "steps=9", "checkpoints.keep=1"])
-    runs.finetune(longer, tmp_path / "grown", resume=True)
+    api.finetune(longer, tmp_path / "grown", resume=True)
     assert state_of(tmp_path / "grown") == state_of(tmp_path / "whole")
     assert metrics_of(tmp_path / "grown") == metrics_of(tmp_path / "whole")
 
@@ -160,8 +160,8 @@ def test_another_world_size_is_refused_unless_allowed(small_recipe: Path, tmp_pa
 
 def check_world_size(recipe: Path, folder: Path) -> None:
     with pytest.raises(UserError, match=r"on 1 ranks, now there are 2; .*--allow-world-size"):
-        runs.finetune(load_recipe(str(recipe)), folder / "run", resume=True)
-    runs.finetune(
+        api.finetune(load_recipe(str(recipe)), folder / "run", resume=True)
+    api.finetune(
         load_recipe(str(recipe)), folder / "run", resume=True, allow_world_size_change=True
     )
     if distributed.is_main():
@@ -192,7 +192,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_how_to_go_on(
     assert f"stopped after step {steps}; continue with: embedkit finetune --recipe" in last
     assert "--overwrite" not in last
     recipe = load_recipe(str(small_recipe), [*settings, f"steps={steps}"])
-    runs.finetune(recipe, tmp_path / "short")
+    api.finetune(recipe, tmp_path / "short")
     assert state_of(run) == state_of(tmp_path / "short")
 
 
@@ -217,7 +217,7 @@ def check_stop(recipe: Path, output: Path) -> None:
             signal.raise_signal(signal.SIGTERM)
 
     with at_step(5, signal_one_rank), pytest.raises(Interrupted) as stopped:
-        runs.finetune(load_recipe(str(recipe)), output)
+        api.finetune(load_recipe(str(recipe)), output)
     assert stopped.value.step == 6
     if distributed.is_main():
         assert state_of(output)["step"] == "step-000006"
