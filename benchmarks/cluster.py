@@ -33,9 +33,10 @@ from rich.console import Console
 from embedkit import distributed, rng
 from embedkit.clustering import cde_baseline, cells, reduction
 from embedkit.clustering.backends import Backend, FaissBackend, TorchBackend
+from embedkit.clustering.embedding import embed
 from embedkit.clustering.quality import measure
-from embedkit.clustering.vectors import VectorStore, embed
 from embedkit.data.pairs.records import Records, open_records
+from embedkit.data.vector_store import VectorStore
 from embedkit.models import hub
 from embedkit.storage import cache
 

@@ -16,18 +16,13 @@ from embedkit import distributed, rng
 from embedkit.clustering import cells, reduction
 from embedkit.clustering.backends import Backend, BackendName, open_backend
 from embedkit.clustering.comparison import compare
+from embedkit.clustering.embedding import embed
 from embedkit.clustering.report import markdown, plot
-from embedkit.clustering.vectors import VectorStore, embed
+from embedkit.clustering.table_writer import replace_text, write_header, write_order
 from embedkit.config import Section, differences
-from embedkit.data.batch_table import (
-    BatchTable,
-    SourceFacts,
-    replace_text,
-    source_folder,
-    write_header,
-    write_order,
-)
+from embedkit.data.batch_table import BatchTable, SourceFacts, source_folder
 from embedkit.data.pairs.records import Records
+from embedkit.data.vector_store import VectorStore
 from embedkit.errors import UserError
 from embedkit.models.embedder import Embedder
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedkit import rng
-from embedkit.clustering.vectors import VectorStore
+from embedkit.data.vector_store import VectorStore
 
 _SAMPLED = 100_000
 """Pairs whose two vectors the axes are fitted on."""

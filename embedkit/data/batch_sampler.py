@@ -2,29 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embedkit import rng
+from embedkit.data.batch_table import SourceBatches
 from embedkit.errors import DataError
 
 _BLOCK = 4096
 """Steps between two running counts, so that a turn is found without counting from the start."""
-
-
-class Cut(Protocol):
-    """Batches that a source was cut into beforehand, each of rows that belong together."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, batch: int) -> NDArray[np.int64]: ...
-
-    @property
-    def left_out(self) -> NDArray[np.int64]:
-        """The rows in no batch: fewer than one holds."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +22,7 @@ class Source:
     name: str
     rows: int
     batch_size: int
-    cut: Cut | None = None
+    cut: SourceBatches | None = None
     """``None`` fills batches from a shuffle of all rows."""
 
     @property
@@ -151,7 +139,7 @@ def steps_in(epochs: float, sources: Sequence[Source], batches_per_step: int = 1
     return max(1, round(epochs * batches / batches_per_step))
 
 
-def _from_cut(cut: Cut, source: Source, place: int, order: int) -> NDArray[np.int64]:
+def _from_cut(cut: SourceBatches, source: Source, place: int, order: int) -> NDArray[np.int64]:
     """The rows of the batch that is number ``place`` in the epoch that ``order`` names."""
     batches = rng.key(order, "batches")
     number = int(rng.permute(np.array([place]), len(cut), batches)[0])

@@ -4,10 +4,9 @@
 surrogate vectors of a source and ``rows.i64``, its batches end to end.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -15,8 +14,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.clustering.vectors import VectorStore
 from embedkit.data.pairs.records import Records
+from embedkit.data.vector_store import VectorStore
 from embedkit.errors import DataError
 
 HEADER = "table.json"
@@ -148,35 +147,6 @@ class BatchTable:
                 )
 
 
-def write_header(
-    folder: Path,
-    sources: Sequence[SourceFacts],
-    settings: Mapping[str, Any],
-    surrogate: Mapping[str, str],
-) -> None:
-    """Make the table whole, once the batches of all sources are there."""
-    digest = hashlib.sha256()
-    for number, each in enumerate(sources):
-        digest.update(read_order(source_folder(folder, number), each.rows).data)
-    header: dict[str, Any] = {
-        "settings": dict(settings),
-        "surrogate": dict(surrogate),
-        "sources": [asdict(each) for each in sources],
-        "batches": digest.hexdigest(),
-    }
-    described = json.dumps(header, sort_keys=True)
-    header["hash"] = hashlib.sha256(described.encode()).hexdigest()
-    replace_text(folder / HEADER, json.dumps(header, indent=2) + "\n")
-
-
-def write_order(folder: Path, order: NDArray[np.int64]) -> None:
-    """Write the batches of a source, whole or not at all."""
-    assert (np.bincount(order, minlength=len(order)) == 1).all(), "a row is not there once"
-    aside = folder / "rows.part"
-    order.astype("<i8").tofile(aside)
-    aside.replace(folder / "rows.i64")
-
-
 def read_order(folder: Path, rows: int) -> NDArray[np.int64]:
     """All rows of a source, batch after batch; those in no batch come last."""
     path = folder / "rows.i64"
@@ -188,10 +158,3 @@ def read_order(folder: Path, rows: int) -> NDArray[np.int64]:
 def source_folder(folder: Path, number: int) -> Path:
     """Where the files of a source lie: by its number, since a name may be a path."""
     return folder / "sources" / f"{number:03d}"
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all."""
-    aside = path.with_name(f"{path.name}.part")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)

@@ -1,0 +1,4 @@
+"""Scores.
+
+mteb, task folders, pseudo-perplexity, comparison. Imports data/, models/, training/ downward.
+"""

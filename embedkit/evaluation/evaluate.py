@@ -19,8 +19,8 @@ from embedkit.evaluation.mteb.estimate import estimate as counted
 from embedkit.evaluation.mteb.mirror import check_mirror
 from embedkit.evaluation.mteb.scoring import evaluate as score
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
+from embedkit.evaluation.recipe_tasks import tasks_of
 from embedkit.evaluation.summary import Summary
-from embedkit.finetuning.evaluator import tasks_of
 from embedkit.models import hub, precision
 from embedkit.models.contextual.loading import is_contextual, load_contextual
 from embedkit.models.contextual.model import Contextual

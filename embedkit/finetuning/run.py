@@ -9,15 +9,16 @@ import torch
 from rich.console import Console
 
 from embedkit import distributed, rng
-from embedkit.clustering.vectors import VectorStore
 from embedkit.data.loading import stream
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
 from embedkit.data.pairs.records import Records
+from embedkit.data.vector_store import VectorStore
 from embedkit.errors import DataError
+from embedkit.evaluation.recipe_tasks import check_held_out, check_tasks
 from embedkit.evaluation.summary import Summary, comparison
 from embedkit.finetuning import model as starting_model
 from embedkit.finetuning import overview
-from embedkit.finetuning.evaluator import Measuring, check_held_out, check_tasks
+from embedkit.finetuning.evaluator import Measuring
 from embedkit.finetuning.mixture import (
     Mixture,
     build_schedule,

@@ -1,0 +1,1 @@
+"""Hard negatives for a source of pairs. Imports data/, models/ and below."""

@@ -1,0 +1,4 @@
+"""Encoders and what surrounds them.
+
+Attention, pooling, loading, export. Imports recipe/ downward.
+"""

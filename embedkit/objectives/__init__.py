@@ -1,0 +1,1 @@
+"""From a batch to gradients: losses, gradient caching. Imports layer 4 (data, models) and below."""

@@ -1,0 +1,1 @@
+"""A pretraining run, put together by name. Imports everything below but finetuning/."""

@@ -1,4 +1,4 @@
-"""The recipe of a run: one typed, frozen, closed value, read from TOML."""
+"""The recipe of a run: one typed, frozen, closed value, read from TOML. Imports ``config``."""
 
 from embedkit.recipe.contextual_config import ContextualConfig
 from embedkit.recipe.finetune_recipe import Data, Embedder, Evaluation, Lora, Mix, Recipe

@@ -1,0 +1,1 @@
+"""From text to ``TokenBatch``: tokenizer, vocabulary, prompts. Imports storage/ and below."""

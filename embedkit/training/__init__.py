@@ -1,0 +1,4 @@
+"""The loop that knows no loss.
+
+Steps, checkpoints, metrics, run folders. Imports recipe/ downward.
+"""

@@ -19,7 +19,7 @@ from embedkit import BatchTable, DataError, Records, UserError
 from embedkit.clustering import build
 from embedkit.clustering.backends import TorchBackend
 from embedkit.clustering.comparison import compare
-from embedkit.data.batch_table import write_order
+from embedkit.clustering.table_writer import write_order
 from embedkit.recipe import load_recipe
 
 pytestmark = pytest.mark.slow

@@ -15,9 +15,10 @@ from support.interrupted import start
 from support.ranks import run_on_ranks
 
 from embedkit import distributed
-from embedkit.clustering import vectors
-from embedkit.clustering.vectors import VectorStore, embed
+from embedkit.clustering import embedding
+from embedkit.clustering.embedding import embed
 from embedkit.data.pairs.records import Records
+from embedkit.data.vector_store import VectorStore
 from embedkit.errors import DataError
 from embedkit.models import hub
 from embedkit.models.embedder import Embedder
@@ -27,7 +28,7 @@ QUIET = Console(quiet=True)
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "_BLOCK", 4)
+    monkeypatch.setattr(embedding, "_BLOCK", 4)
 
 
 @pytest.fixture(scope="module")

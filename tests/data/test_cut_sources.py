@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embedkit.clustering.table_writer import write_order
 from embedkit.data.batch_sampler import Schedule, Source, steps_in
-from embedkit.data.batch_table import SourceBatches, SourceFacts, write_order
+from embedkit.data.batch_table import SourceBatches, SourceFacts
 
 
 def cut_source(folder: Path, rows: int, size: int, *, short_batch: bool = False) -> Source:

@@ -22,9 +22,9 @@ from embedkit import api, distributed
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb.scoring import evaluate
+from embedkit.evaluation.recipe_tasks import tasks_of
 from embedkit.evaluation.summary import Summary
 from embedkit.finetuning import model as starting_model
-from embedkit.finetuning.evaluator import tasks_of
 from embedkit.finetuning.show_batch import texts_of_step
 from embedkit.models import hub
 from embedkit.models.contextual.export import write_contextual

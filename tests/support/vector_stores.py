@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.clustering.vectors import VectorStore
+from embedkit.data.vector_store import VectorStore
 
 
 def random_vectors(rows: int, width: int, seed: int) -> NDArray[np.float64]:

@@ -1,0 +1,1 @@
+"""What a manifest may say of a source: where it lies, its revision, its columns."""

@@ -1,0 +1,1 @@
+"""Pairs to train on: records, their held-out part, contrastive batches."""

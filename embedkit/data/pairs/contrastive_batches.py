@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -15,19 +15,10 @@ from transformers import PreTrainedTokenizerBase
 from embedkit import distributed, rng
 from embedkit.data.batch_sampler import Schedule
 from embedkit.data.pairs.records import Record, Records
+from embedkit.data.vector_store import VectorStore
 from embedkit.recipe import Data
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.tokenizer import Tokenize
-
-
-class StoredVectors(Protocol):
-    """A surrogate's unit vectors of the rows of a source, ``(rows, S)`` for each side."""
-
-    @property
-    def queries(self) -> NDArray[Any]: ...
-
-    @property
-    def documents(self) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +86,7 @@ class Batches(Dataset[ContrastiveBatch]):
         *,
         seed: int,
         own_batches: bool = False,
-        vectors: Sequence[StoredVectors] = (),
+        vectors: Sequence[VectorStore] = (),
     ) -> None:
         self._schedule, self._records, self._data = schedule, records, data
         self._own_batches, self._vectors = own_batches, vectors

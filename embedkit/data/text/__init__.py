@@ -1,0 +1,1 @@
+"""Text to pretrain on: documents, token stores, packing, masked batches."""

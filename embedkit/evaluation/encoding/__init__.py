@@ -1,0 +1,1 @@
+"""Encoders as mteb asks for them: cached, truncated, in context, over all ranks."""

@@ -1,0 +1,1 @@
+"""The tasks of mteb: selection, prompts, local mirrors, scores, estimates."""

@@ -1,0 +1,1 @@
+"""Pseudo-perplexity of masked language models against text length."""

@@ -1,0 +1,1 @@
+"""Tasks of a user's own, read from folders of JSON lines."""

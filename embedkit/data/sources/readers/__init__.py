@@ -1,0 +1,1 @@
+"""Readers of formats that ``datasets`` does not know."""
