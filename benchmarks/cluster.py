@@ -58,7 +58,7 @@ Batches = Sequence[NDArray[np.int64]]
 def vectors(pairs: int) -> VectorStore:
     """The vectors of ``pairs`` pairs, drawn from the source."""
     source = open_records("open/code_docstring")
-    drawn = np.sort(rng.permute(np.arange(pairs), len(source), rng.key(0, "benchmark")))
+    drawn = np.sort(rng.permuted(np.arange(pairs), len(source), rng.fold_in(0, "benchmark")))
     rows = [{"query": each.query, "positive": each.positive} for each in source.take(drawn)]
     records = Records.from_rows(rows, name="code_docstring")
     surrogate = hub.load("starter", device=distributed.local_device())

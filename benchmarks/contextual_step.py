@@ -8,8 +8,8 @@ Usage::
     python benchmarks/contextual_step.py [--model starter] [--manifest hpo_definition]
         [--slots 16 64] [--chunks 4096 0] [--steps 5] [--threads 1]
 
-``--slots`` are numbers of context documents, ``--chunks`` values of ``chunk_tokens``, 0 for no
-gradient caching. Each run adds to ``benchmarks/results/contextual_step.md``.
+``--slots`` are numbers of context documents, ``--chunks`` values of ``micro_batch_tokens``, 0 for
+no gradient caching. Each run adds to ``benchmarks/results/contextual_step.md``.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from statistics import median
 import resident
 import torch
 
-from embedkit.data.batch_sampler import Schedule, Source
+from embedkit.data.batch_sampler import BatchSampler, Source
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
 from embedkit.data.pairs.records import open_records
 from embedkit.distributed import local_device
@@ -36,8 +36,7 @@ from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.objectives.contextual import ContextualObjective
 from embedkit.objectives.contrastive import ContrastiveObjective
-from embedkit.recipe import ContextualConfig, Contrastive, Data, InContext, Mix
-from embedkit.recipe import Embedder as Settings
+from embedkit.recipe import ContextualConfig, Contrastive, Data, InContext, Mix, ModelSettings
 
 RESULTS = Path(__file__).parent / "results" / "contextual_step.md"
 TITLE = "A step of the contextual model beside the plain one's"
@@ -57,18 +56,18 @@ class Step:
     """MiB at most, the model and its moments included."""
 
 
-def measured(args: argparse.Namespace, slots: int, chunk_tokens: int | None) -> Step:
+def measured(args: argparse.Namespace, slots: int, micro_batch_tokens: int | None) -> Step:
     """The median of some steps; ``slots`` is 0 for the plain model."""
     device = local_device()
-    embedder = hub.load(args.model, settings=Settings(attention="eager"), device=device)
+    embedder = hub.load(args.model, settings=ModelSettings(attention="eager"), device=device)
     model: Embedder | Contextual = embedder
     objective: ContextualObjective | ContrastiveObjective = ContrastiveObjective(
-        Contrastive(kind="contrastive", temperature=0.02, chunk_tokens=chunk_tokens)
+        Contrastive(kind="contrastive", temperature=0.02, micro_batch_tokens=micro_batch_tokens)
     )
     if slots:
         model = Contextual.around(embedder, ContextualConfig(num_context=slots))
         objective = ContextualObjective(
-            InContext(kind="contextual", temperature=0.02, chunk_tokens=chunk_tokens)
+            InContext(kind="contextual", temperature=0.02, micro_batch_tokens=micro_batch_tokens)
         )
     optimizer = torch.optim.Adam(model.train().parameters(), lr=5e-5, fused=True)
     seconds, tokens, positions = [], [], []
@@ -90,7 +89,7 @@ def measured(args: argparse.Namespace, slots: int, chunk_tokens: int | None) -> 
 def batches_of(args: argparse.Namespace, embedder: Embedder) -> list[ContrastiveBatch]:
     """As many as are timed and one before them, the same for every model."""
     records = open_records(args.manifest)
-    schedule = Schedule(
+    sampler = BatchSampler(
         [Source(records.name, len(records), args.batch)], [1.0], steps=args.steps + 1, seed=7
     )
     data = Data(
@@ -99,7 +98,7 @@ def batches_of(args: argparse.Namespace, embedder: Embedder) -> list[Contrastive
         max_query_tokens=MAX_TOKENS,
         max_document_tokens=MAX_TOKENS,
     )
-    batches = Batches(schedule, [records], embedder.tokenizer, data, seed=7)
+    batches = Batches(sampler, [records], embedder.tokenizer, data, seed=7)
     return [batches[number] for number in range(args.steps + 1)]
 
 
@@ -111,7 +110,7 @@ def in_a_process(words: list[str], slots: int, chunk: int) -> Step:
 
 
 def table(found: dict[tuple[int, int], Step]) -> str:
-    heads = ["model", "J", "chunk_tokens", "positions", "s a step", "to plain", "peak MiB"]
+    heads = ["model", "J", "micro_batch_tokens", "positions", "s a step", "to plain", "peak MiB"]
     lines = ["| " + " | ".join(heads) + " |", "|---|---:|---:|---:|---:|---:|---:|"]
     for (slots, chunk), step in found.items():
         plain = found[0, chunk]

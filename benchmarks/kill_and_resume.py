@@ -49,8 +49,8 @@ def write_small_recipe(folder: Path) -> Path:
         "steps": 60,
         "model": str(folder / "model"),
         "data": {"batch_size": 16, "mix": [{"manifest": str(folder / "pairs.toml")}]},
-        "objective": {"chunk_tokens": 128},
-        "optim": {"lr": 1e-3, "warmup_steps": 5, "accumulation": 2},
+        "objective": {"micro_batch_tokens": 128},
+        "optim": {"lr": 1e-3, "warmup_steps": 5, "gradient_accumulation_steps": 2},
         "checkpoints": {"every": 7},
     }
     path = folder / "small.toml"

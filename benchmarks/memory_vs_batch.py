@@ -100,14 +100,16 @@ def batch_of(size: int, mine: slice) -> ContrastiveBatch:
     )
 
 
-def measured(name: str, size: int, chunk_tokens: int | None) -> dict[str, float]:
+def measured(name: str, size: int, micro_batch_tokens: int | None) -> dict[str, float]:
     """One step of this rank: its loss, seconds, and MiB at most beyond those before it."""
     model = embedder(name)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     mine = distributed.share_of(size, distributed.rank(), distributed.world_size())
     batch = batch_of(size, mine)
-    objective = ContrastiveObjective(Contrastive(kind="contrastive", chunk_tokens=chunk_tokens))
+    objective = ContrastiveObjective(
+        Contrastive(kind="contrastive", micro_batch_tokens=micro_batch_tokens)
+    )
     # What the first forward allocates for good is of no batch.
     with torch.no_grad():
         model(batch.queries.select(torch.arange(8)))

@@ -40,7 +40,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
 
-from embedkit.data.batch_sampler import Draw, Schedule
+from embedkit.data.batch_sampler import BatchRows, BatchSampler
 from embedkit.data.loading import stream
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
 from embedkit.data.pairs.records import Records, open_records
@@ -48,8 +48,7 @@ from embedkit.models import hub
 from embedkit.models.precision import autocast_dtype, has_bf16
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.objectives.losses import info_nce
-from embedkit.recipe import Contrastive, Recipe
-from embedkit.recipe import Embedder as EmbedderSection
+from embedkit.recipe import Contrastive, ModelSettings, Recipe
 from embedkit.tokens.tokenizer import Tokenize
 from embedkit.training.flops import matmul_peak, wait
 from embedkit.training.metrics import Metrics
@@ -90,8 +89,8 @@ class InOrder:
     def __len__(self) -> int:
         return self._batches
 
-    def __getitem__(self, batch: int) -> Draw:
-        return Draw(0, np.arange(batch * BATCH, (batch + 1) * BATCH))
+    def __getitem__(self, batch: int) -> BatchRows:
+        return BatchRows(0, np.arange(batch * BATCH, (batch + 1) * BATCH))
 
 
 def read_pairs(folder: Path | None, batches: int) -> Records:
@@ -117,7 +116,7 @@ def embedkit_steps(
     """Seconds of each step of embedkit's trainer but the last."""
     embedder = hub.load(
         "starter",
-        settings=EmbedderSection.model_validate({"attention": attention}),
+        settings=ModelSettings.model_validate({"attention": attention}),
         autocast=autocast_dtype("auto", device),
         device=device,
     )
@@ -136,7 +135,7 @@ def embedkit_steps(
         }
     )
     batches = Batches(
-        cast(Schedule, InOrder(steps)), [pairs], embedder.tokenizer, recipe.data, seed=0
+        cast(BatchSampler, InOrder(steps)), [pairs], embedder.tokenizer, recipe.data, seed=0
     )
     ends = [time.perf_counter()]
 

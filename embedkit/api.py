@@ -15,7 +15,7 @@ from embedkit.data.pairs.records import Records
 from embedkit.data.text.texts import Texts
 from embedkit.evaluation import evaluate as evaluating
 from embedkit.evaluation.encoding.vector_cache import bytes_of
-from embedkit.evaluation.evaluate import Contexts, Wanted
+from embedkit.evaluation.evaluate import Contexts, TaskSelection
 from embedkit.evaluation.mteb.estimate import Estimate
 from embedkit.evaluation.summary import Summary
 from embedkit.finetuning import run as finetuning
@@ -25,7 +25,7 @@ from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.pretraining import run as pretraining
 from embedkit.recipe import PretrainRecipe, Recipe, Training, load_pretrain_recipe, load_recipe
-from embedkit.training.run import follow
+from embedkit.training.run import run_training
 
 
 def finetune(
@@ -55,7 +55,7 @@ def finetune(
         UserError: recipe, data, model or folder are not as they should be.
         Interrupted: the run was asked to stop and has written a checkpoint.
     """
-    folder = follow(
+    folder = run_training(
         partial(finetuning.prepare, _as_recipe(recipe), sources),
         Path(output or default_output(recipe)),
         resume=resume,
@@ -93,7 +93,7 @@ def pretrain(
         Interrupted: the run was asked to stop and has written a checkpoint.
     """
     resolved = recipe if isinstance(recipe, PretrainRecipe) else load_pretrain_recipe(str(recipe))
-    folder = follow(
+    folder = run_training(
         partial(pretraining.prepare, resolved, sources),
         Path(output or default_output(recipe)),
         resume=resume,
@@ -143,12 +143,12 @@ def evaluate(
             has fewer dimensions than ``truncate_dim``, or cannot read such a context.
     """
     room = bytes_of(cache_size) if cache_size is not None else None
-    wanted = _wanted(tasks, benchmark, recipe, data_dir, instructions)
+    selection = _task_selection(tasks, benchmark, recipe, data_dir, instructions)
     device = distributed.local_device()
     with distributed.group(device):
         return evaluating.evaluate(
             _open(model, dtype).to(device),
-            wanted,
+            selection,
             Path(output),
             truncate_dim=truncate_dim,
             cache_bytes=room,
@@ -174,9 +174,9 @@ def estimate(
         UserError: the model or a task does not exist, or a task folder is broken; the model
             cannot read such a context.
     """
-    wanted = _wanted(tasks, benchmark, recipe, data_dir, instructions)
+    selection = _task_selection(tasks, benchmark, recipe, data_dir, instructions)
     opened = _open(model, dtype).to(distributed.local_device())
-    return evaluating.estimate(opened, wanted, Contexts(context_documents, context_seed))
+    return evaluating.estimate(opened, selection, Contexts(context_documents, context_seed))
 
 
 def cluster(
@@ -242,14 +242,14 @@ def _open(model: str | Path | Embedder | Contextual, dtype: str) -> Embedder | C
     return evaluating.load(str(model), dtype=dtype)
 
 
-def _wanted(
+def _task_selection(
     tasks: Sequence[str | Path],
     benchmark: str | None,
     recipe: Recipe | str | Path | None,
     data_dir: str | Path | None,
     instructions: bool,
-) -> Wanted:
-    return Wanted(
+) -> TaskSelection:
+    return TaskSelection(
         tasks,
         benchmark,
         None if recipe is None else _as_recipe(recipe),

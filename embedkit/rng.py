@@ -10,7 +10,7 @@ _SORTED = 256
 """Up to here sorting random numbers is quicker than a network, and mixes better."""
 
 
-def key(*parts: int | str) -> int:
+def fold_in(*parts: int | str) -> int:
     """A 64-bit key that names one draw, e.g. ``key(seed, "dropout", step, rank, chunk)``.
 
     Every part counts, and so does their order.
@@ -22,7 +22,7 @@ def key(*parts: int | str) -> int:
     return state
 
 
-def permute(index: NDArray[np.int64], size: int, shuffle_key: int) -> NDArray[np.int64]:
+def permuted(index: NDArray[np.int64], size: int, shuffle_key: int) -> NDArray[np.int64]:
     """Where a shuffle of ``range(size)`` puts ``index``: a bijection, computed per element.
 
     A Feistel network over the next power of four, walked until it falls inside ``range(size)``
@@ -33,7 +33,7 @@ def permute(index: NDArray[np.int64], size: int, shuffle_key: int) -> NDArray[np
     if size <= _SORTED:
         return np.argsort(_draws(size, shuffle_key))[index]
     half_bits = np.uint64(((size - 1).bit_length() + 1) // 2)
-    round_keys = [np.uint64(key(shuffle_key, number)) for number in range(_ROUNDS)]
+    round_keys = [np.uint64(fold_in(shuffle_key, number)) for number in range(_ROUNDS)]
     values = _feistel(index.astype(np.uint64), half_bits, round_keys)
     while (outside := values >= size).any():
         values[outside] = _feistel(values[outside], half_bits, round_keys)

@@ -78,7 +78,15 @@ def test_a_batch_is_printed_as_the_model_will_see_it(small_recipe: Path) -> None
 
 
 def test_every_batch_of_an_accumulated_step_is_printed(small_recipe: Path) -> None:
-    words = ("batch", "--recipe", str(small_recipe), "--step", "1", "--set", "optim.accumulation=2")
+    words = (
+        "batch",
+        "--recipe",
+        str(small_recipe),
+        "--step",
+        "1",
+        "--set",
+        "optim.gradient_accumulation_steps=2",
+    )
     heads = [line for line in shown(*words).splitlines() if line.startswith("step ")]
     assert [head.partition(":")[0] for head in heads] == ["step 1, batch 0", "step 1, batch 1"]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embedkit import api, load_recipe
-from embedkit.data.batch_sampler import Schedule, Source
+from embedkit.data.batch_sampler import BatchSampler, Source
 from embedkit.data.pairs.contrastive_batches import Batches
 from embedkit.data.pairs.records import Records
 from embedkit.models import hub
@@ -27,7 +27,7 @@ def test_a_step_on_the_gpu_has_the_gradients_of_the_cpu(tiny_model: Path) -> Non
     for device in (torch.device("cpu"), torch.device("cuda")):
         embedder = hub.load(str(tiny_model), device=device)
         data = Data(batch_size=16, mix=(Mix(manifest="rows"),))
-        schedule = Schedule([Source("rows", 16, 16)], [1.0], steps=1, seed=0)
+        schedule = BatchSampler([Source("rows", 16, 16)], [1.0], steps=1, seed=0)
         batch = Batches(schedule, [records], embedder.tokenizer, data, seed=0)[0].to(device)
         ContrastiveObjective(Contrastive()).backward(embedder, batch, key=0, scale=1.0)
         gradients.append(

@@ -72,7 +72,7 @@ def of_shares(mixture: Mixture, recipe: Recipe) -> Table:
     for records, source, share in zip(
         mixture.records, mixture.sources, mixture.shares, strict=True
     ):
-        batches = share * recipe.steps * recipe.optim.accumulation
+        batches = share * recipe.steps * recipe.optim.gradient_accumulation_steps
         passes = batches * source.batch_size / source.rows
         license = records.license or "not stated"
         rows.append((source.name, f"{source.rows:,}", f"{share:.1%}", f"{passes:.2f}", license))

@@ -1,4 +1,4 @@
-"""``embedkit data shares``: how often a fine-tuning recipe's schedule reads each source."""
+"""``embedkit data shares``: how often a fine-tuning recipe's sampler reads each source."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +22,7 @@ Rows = Annotated[
 
 def shares(recipe: RecipeName, steps: Steps = None, rows: Rows = []) -> None:
     """Print expected and drawn shares of the steps. Reads no data: rows are the manifests'."""
-    from embedkit.data.batch_sampler import Schedule, alpha_weights, steps_in
+    from embedkit.data.batch_sampler import BatchSampler, alpha_weights, steps_in
     from embedkit.recipe import load_recipe
 
     resolved = load_recipe(recipe)
@@ -30,20 +30,20 @@ def shares(recipe: RecipeName, steps: Steps = None, rows: Rows = []) -> None:
     steps = steps or resolved.steps
     if steps is None:
         assert resolved.epochs is not None
-        steps = steps_in(resolved.epochs, sources, resolved.optim.accumulation)
+        steps = steps_in(resolved.epochs, sources, resolved.optim.gradient_accumulation_steps)
     explicit = [mix.weight for mix in resolved.data.mix if mix.weight is not None]
     weights = explicit or alpha_weights(sources, resolved.data.alpha)
-    schedule = Schedule(
+    sampler = BatchSampler(
         sources,
         weights,
         steps=steps,
-        batches_per_step=resolved.optim.accumulation,
+        batches_per_step=resolved.optim.gradient_accumulation_steps,
         seed=resolved.seed,
     )
     typer.echo("source\trows\tbatch\texpected\tdrawn\tsteps\tstandard deviations\tpasses")
-    drawn = schedule.steps_of_sources()
+    drawn = sampler.steps_of_sources()
     for source, weight, count, passes in zip(
-        sources, weights, drawn, schedule.passes(), strict=True
+        sources, weights, drawn, sampler.passes(), strict=True
     ):
         share = weight / sum(weights)
         deviation = (

@@ -68,8 +68,10 @@ class TorchBackend:
     ) -> Tensor:
         best, best_cohesion = points[:num], -2.0
         for attempt in range(tries):
-            sample = points[_drawn(len(points), SAMPLED * num, rng.key(seed, attempt, "sample"))]
-            centroids = sample[_drawn(len(sample), num, rng.key(seed, attempt, "first"))]
+            sample = points[
+                _drawn(len(points), SAMPLED * num, rng.fold_in(seed, attempt, "sample"))
+            ]
+            centroids = sample[_drawn(len(sample), num, rng.fold_in(seed, attempt, "first"))]
             for _ in range(iterations):
                 scores, nearest = self.search(sample, centroids, 1)
                 centroids = means(sample, nearest[:, 0], scores[:, 0], num)
@@ -170,7 +172,7 @@ def _top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _drawn(size: int, count: int, draw_key: int) -> Tensor:
     """``count`` of ``range(size)``, or all of it, in a shuffled order."""
     places = np.arange(min(count, size))
-    return torch.from_numpy(rng.permute(places, size, draw_key))
+    return torch.from_numpy(rng.permuted(places, size, draw_key))
 
 
 def _array(points: Tensor) -> Any:

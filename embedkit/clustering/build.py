@@ -147,7 +147,7 @@ def _cut(folder: Path, facts: SourceFacts, backend: Backend, settings: Settings)
         write_order(folder, np.arange(facts.rows))
         return
     store = VectorStore(folder / "vectors")
-    seed = rng.key(settings.seed, "clusters", facts.content)
+    seed = rng.fold_in(settings.seed, "clusters", facts.content)
     axes = reduction.principal_axes(store, settings.dims, seed=seed)
     points = cells.space((len(store), axes.shape[1]), folder)
     reduction.write_points(store, axes, points)

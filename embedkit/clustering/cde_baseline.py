@@ -47,7 +47,7 @@ def packed(
     otherwise the order is drawn.
     """
     num = int(clusters.max()) + 1
-    order = rng.permute(np.arange(num), num, rng.key(seed, "packed"))
+    order = rng.permuted(np.arange(num), num, rng.fold_in(seed, "packed"))
     if near:
         order = _walk(clusters, documents, int(order[0]))
     places = np.empty(num, dtype=np.int64)

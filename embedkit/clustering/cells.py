@@ -57,7 +57,7 @@ def cut(
         pool = Cell(points if rounds == 0 else points[left], left)
         over = []
         for number, cell in enumerate(cells(pool, size, backend, seed=seed, scratch=scratch)):
-            draw = rng.key(seed, "cell", rounds, number)
+            draw = rng.fold_in(seed, "cell", rounds, number)
             clusters = equal_clusters(floats(cell.points, backend), size, backend, seed=draw)
             order = torch.argsort(clusters, stable=True).cpu().numpy()
             loose = len(order) % size
@@ -74,7 +74,7 @@ def cells(cell: Cell, size: int, backend: Backend, *, seed: int, scratch: Path) 
         yield cell
         return
     num = min(_BRANCHES, round(wanted))
-    draw = rng.key(seed, "split", len(cell.rows), int(cell.rows[0]))
+    draw = rng.fold_in(seed, "split", len(cell.rows), int(cell.rows[0]))
     homes = _homes(cell.points, num, backend, draw)
     counts = np.bincount(homes, minlength=num)
     if counts.max() > 0.9 * len(homes):
@@ -97,7 +97,7 @@ def floats(points: NDArray[np.float16], backend: Backend) -> Tensor:
 def _homes(points: NDArray[np.float16], num: int, backend: Backend, draw: int) -> NDArray[np.int64]:
     """The nearest of ``num`` centroids for each point, ``(n,)``."""
     count = min(len(points), SAMPLED * num)
-    sample = np.sort(rng.permute(np.arange(count), len(points), draw))
+    sample = np.sort(rng.permuted(np.arange(count), len(points), draw))
     centroids = backend.train(floats(points[sample], backend), num, seed=draw)
     homes = np.empty(len(points), dtype=np.int64)
     for start in range(0, len(points), _BLOCK):

@@ -47,11 +47,11 @@ def compare(
     """Measure our batches of a source, those drawn at random, and those of the published way."""
     store, facts = batches.vectors, batches.facts
     size, rows = batches.size, facts.rows
-    seed = rng.key(seed, "report", facts.content)
+    seed = rng.fold_in(seed, "report", facts.content)
     count = rows // size
-    looked = np.sort(rng.permute(np.arange(min(_MEASURED, count)), count, seed))
+    looked = np.sort(rng.permuted(np.arange(min(_MEASURED, count)), count, seed))
     places = looked[:, None] * size + np.arange(size)
-    drawn = rng.permute(places.reshape(-1), rows, rng.key(seed, "random")).reshape(-1, size)
+    drawn = rng.permuted(places.reshape(-1), rows, rng.fold_in(seed, "random")).reshape(-1, size)
     published = None
     if len(batches) > 1 and rows <= limit:
         published = _published(batches, looked, backend, seed)

@@ -24,7 +24,7 @@ def principal_axes(store: VectorStore, dims: int, *, seed: int) -> Tensor:
     Not centred: projection then keeps inner products, and so the cosines that are clustered by.
     """
     count = min(_SAMPLED, len(store))
-    rows = np.sort(rng.permute(np.arange(count), len(store), rng.key(seed, "axes")))
+    rows = np.sort(rng.permuted(np.arange(count), len(store), rng.fold_in(seed, "axes")))
     moments = torch.zeros(store.width, store.width, dtype=torch.float64)
     for side in (store.queries, store.documents):
         for part in np.array_split(rows, max(1, count // 2**14)):

@@ -37,14 +37,14 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Draw:
+class BatchRows:
     """The records of one batch: rows of a single source, in the order of the whole batch."""
 
     source: int
     rows: NDArray[np.int64]
 
 
-class Schedule:
+class BatchSampler:
     """Fills every step from one source, so that in-batch negatives share a task.
 
     Sources come up by weight. Within a source, rows are read epoch after epoch, in an order
@@ -85,7 +85,7 @@ class Schedule:
         self._seed, self._per_step = seed, batches_per_step
         kind = np.uint8 if len(sources) <= 256 else np.uint16
         # One uniform number a step, in order: a longer run only adds to the end.
-        uniform = np.random.default_rng(rng.key(seed, "source")).random(steps)
+        uniform = np.random.default_rng(rng.fold_in(seed, "source")).random(steps)
         edges = np.cumsum(np.array(weights) / np.sum(weights))
         edges[-1] = 1.0
         self._draws = np.searchsorted(edges, uniform, side="right").astype(kind)
@@ -95,7 +95,7 @@ class Schedule:
         """How many batches there are."""
         return len(self._draws) * self._per_step
 
-    def __getitem__(self, batch: int) -> Draw:
+    def __getitem__(self, batch: int) -> BatchRows:
         """The rows of a batch; raises ``IndexError`` outside the schedule."""
         if not 0 <= batch < len(self):
             raise IndexError(f"batch {batch} of a schedule of {len(self)}")
@@ -104,11 +104,11 @@ class Schedule:
         source = self.sources[index]
         turn = self._turn(step, index) * self._per_step + micro
         epoch, place = divmod(turn, source.batches)
-        order = rng.key(self._seed, "rows", source.name, epoch)
+        order = rng.fold_in(self._seed, "rows", source.name, epoch)
         if source.cut is not None:
-            return Draw(index, _from_cut(source.cut, source, place, order))
+            return BatchRows(index, _from_cut(source.cut, source, place, order))
         places = np.arange(place * source.batch_size, (place + 1) * source.batch_size)
-        return Draw(index, rng.permute(places, source.rows, order))
+        return BatchRows(index, rng.permuted(places, source.rows, order))
 
     def passes(self) -> list[float]:
         """How often each source is read from beginning to end in the whole schedule."""
@@ -141,19 +141,19 @@ def steps_in(epochs: float, sources: Sequence[Source], batches_per_step: int = 1
 
 def _from_cut(cut: SourceBatches, source: Source, place: int, order: int) -> NDArray[np.int64]:
     """The rows of the batch that is number ``place`` in the epoch that ``order`` names."""
-    batches = rng.key(order, "batches")
-    number = int(rng.permute(np.array([place]), len(cut), batches)[0])
+    batches = rng.fold_in(order, "batches")
+    number = int(rng.permuted(np.array([place]), len(cut), batches)[0])
     rows, rest = cut[number], cut.left_out
     if len(rest):
         # Rows by their places in the table, where those in no batch come last.
         kept = source.rows - len(rest)
-        drawn = rng.permute(np.arange(len(rest)), source.rows, rng.key(order, "left out"))
+        drawn = rng.permuted(np.arange(len(rest)), source.rows, rng.fold_in(order, "left out"))
         leaving = drawn[drawn < kept] - number * source.batch_size
         entering = rest[np.setdiff1d(np.arange(kept, source.rows), drawn) - kept]
         here = (leaving >= 0) & (leaving < len(rows))
         rows[leaving[here]] = entering[here]
     # Ranks take slices, and are to hold other rows together each time.
-    return rows[rng.permute(np.arange(len(rows)), len(rows), rng.key(order, "ranks", number))]
+    return rows[rng.permuted(np.arange(len(rows)), len(rows), rng.fold_in(order, "ranks", number))]
 
 
 def _running_counts(draws: NDArray[Any], sources: int) -> NDArray[np.int64]:

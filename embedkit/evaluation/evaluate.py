@@ -10,9 +10,9 @@ from mteb.abstasks.abstask import AbsTask
 
 from embedkit import distributed
 from embedkit.errors import UserError
-from embedkit.evaluation.encoding.encoders import Remembering, TextEncoder, Truncated
+from embedkit.evaluation.encoding.distributed_encoder import DistributedEncoder
+from embedkit.evaluation.encoding.encoders import CachedEncoder, TextEncoder, Truncated
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
-from embedkit.evaluation.encoding.over_ranks import OverRanks
 from embedkit.evaluation.encoding.vector_cache import VectorCache
 from embedkit.evaluation.mteb.estimate import Estimate
 from embedkit.evaluation.mteb.estimate import estimate as counted
@@ -31,7 +31,7 @@ from embedkit.tokens.prompts import instruction_prompts
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TaskSelection:
     """What to evaluate on."""
 
     tasks: Sequence[str | Path]
@@ -75,7 +75,9 @@ class Contexts:
     seed: int | None = None
     """Of the draw; 0 by default."""
 
-    def encoder(self, model: Contextual, ranks: OverRanks | None = None) -> ContextualEncoder:
+    def encoder(
+        self, model: Contextual, ranks: DistributedEncoder | None = None
+    ) -> ContextualEncoder:
         """The model as these say.
 
         Raises:
@@ -109,7 +111,7 @@ def load(model: str, *, dtype: str) -> Embedder | Contextual:
 
 def evaluate(
     model: Embedder | Contextual,
-    wanted: Wanted,
+    selection: TaskSelection,
     output: Path,
     *,
     truncate_dim: int | None = None,
@@ -120,20 +122,20 @@ def evaluate(
 
     Args:
         model: on this rank's device.
-        wanted: what to evaluate on.
+        selection: what to evaluate on.
         output: where results and ``summary.json`` go.
         truncate_dim: score the first dimensions of the vectors alone, at unit norm.
         cache_bytes: of vectors that are kept under ``$EMBEDKIT_CACHE``; ``None`` keeps none.
         contexts: what a contextual model reads before each task.
 
     Raises:
-        UserError: what is wanted is not there, or the model cannot give it.
+        UserError: what is named is not there, or the model cannot give it.
     """
     contexts = contexts or Contexts()
     _check(model, truncate_dim, contexts)
 
-    def scored(ranks: OverRanks) -> Summary:
-        tasks, instructions = wanted.select(output / "tasks")
+    def scored(ranks: DistributedEncoder) -> Summary:
+        tasks, instructions = selection.select(output / "tasks")
         vectors = None
         if cache_bytes is not None:
             vectors = VectorCache(cache.root() / "vectors", cache_bytes)
@@ -144,19 +146,19 @@ def evaluate(
             around=partial(_around, vectors, truncate_dim),
             instructions=instructions,
             dtype=str(model.autocast or "float32").removeprefix("torch."),
-            data_dir=wanted.data_dir,
+            data_dir=selection.data_dir,
         )
 
-    return OverRanks(model).lead(scored)
+    return DistributedEncoder(model).run_on_main(scored)
 
 
 def estimate(
-    model: Embedder | Contextual, wanted: Wanted, contexts: Contexts | None = None
+    model: Embedder | Contextual, selection: TaskSelection, contexts: Contexts | None = None
 ) -> Estimate:
     """What ``evaluate`` would encode and how long one such device takes; nothing is scored.
 
     Raises:
-        UserError: what is wanted is not there, or the model cannot give it.
+        UserError: what is named is not there, or the model cannot give it.
     """
     contexts = contexts or Contexts()
     _check(model, None, contexts)
@@ -164,12 +166,12 @@ def estimate(
     if isinstance(model, Contextual) and model.frozen is None:
         documents = contexts.encoder(model).num_documents
     with tempfile.TemporaryDirectory() as folder:
-        tasks, instructions = wanted.select(Path(folder))
+        tasks, instructions = selection.select(Path(folder))
         return counted(
             model,
             tasks,
             instructions=instructions,
-            data_dir=wanted.data_dir,
+            data_dir=selection.data_dir,
             context_documents=documents,
         )
 
@@ -193,5 +195,5 @@ def _around(
     vectors: VectorCache | None, truncate_dim: int | None, encoder: TextEncoder
 ) -> TextEncoder:
     if vectors is not None:
-        encoder = Remembering(encoder, vectors)
+        encoder = CachedEncoder(encoder, vectors)
     return encoder if truncate_dim is None else Truncated(encoder, truncate_dim)

@@ -4,8 +4,8 @@ from functools import cached_property, partial
 
 from mteb.abstasks.abstask import AbsTask
 
+from embedkit.evaluation.encoding.distributed_encoder import DistributedEncoder
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
-from embedkit.evaluation.encoding.over_ranks import OverRanks
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.recipe_tasks import open_tasks
 from embedkit.evaluation.summary import Summary
@@ -17,7 +17,7 @@ from embedkit.tokens.prompts import instruction_prompts
 from embedkit.training.run_folder import RunFolder
 
 
-class Measuring:
+class Evaluator:
     """Scores a model that is being trained, into ``eval/`` of the run's folder.
 
     Called on every rank: all encode, and rank 0 scores and writes. A two-stage model reads a
@@ -55,9 +55,9 @@ class Measuring:
         """Score on what is wanted, if anything is."""
         if not self._wanted.wanted:
             return None
-        return OverRanks(self._model).lead(partial(self._scored, name))
+        return DistributedEncoder(self._model).run_on_main(partial(self._scored, name))
 
-    def _scored(self, name: str, ranks: OverRanks) -> Summary:
+    def _scored(self, name: str, ranks: DistributedEncoder) -> Summary:
         model = self._model
         return evaluate(
             ContextualEncoder(model, ranks=ranks) if isinstance(model, Contextual) else ranks,

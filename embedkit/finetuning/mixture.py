@@ -1,11 +1,11 @@
-"""A recipe's mixture, opened: records, weights, and the schedule over them."""
+"""A recipe's mixture, opened: records, weights, and the sampler over them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from embedkit import distributed
 from embedkit.config import expand
-from embedkit.data.batch_sampler import Schedule, Source, alpha_weights, steps_in
+from embedkit.data.batch_sampler import BatchSampler, Source, alpha_weights, steps_in
 from embedkit.data.batch_table import BatchTable
 from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.pairs.records import Records, open_manifest
@@ -111,7 +111,7 @@ def stored_prompts(records: Sequence[Records]) -> dict[str, str]:
     return prompts
 
 
-def build_schedule(mixture: Mixture, recipe: Recipe, ranks: int | None = None) -> Schedule:
+def build_batch_sampler(mixture: Mixture, recipe: Recipe, ranks: int | None = None) -> BatchSampler:
     """The schedule of a recipe whose ``steps`` are resolved, for so many ranks or those there are.
 
     Raises:
@@ -121,12 +121,12 @@ def build_schedule(mixture: Mixture, recipe: Recipe, ranks: int | None = None) -
     assert recipe.steps is not None
     ranks = ranks or distributed.world_size()
     for source in mixture.sources:
-        if not recipe.own_batches and source.smallest_batch < ranks:
+        if not recipe.batches_per_rank and source.smallest_batch < ranks:
             raise DataError(
                 f"source {source.name} has batches of {source.smallest_batch}, fewer than the "
                 f"{ranks} ranks: raise batch_size, leave the source out or start fewer ranks"
             )
-    return Schedule(
+    return BatchSampler(
         mixture.sources,
         mixture.weights,
         steps=recipe.steps,
@@ -137,7 +137,7 @@ def build_schedule(mixture: Mixture, recipe: Recipe, ranks: int | None = None) -
 
 def batches_per_step(recipe: Recipe, ranks: int) -> int:
     """How many batches of one source all ranks together read in a step."""
-    return recipe.optim.accumulation * (ranks if recipe.own_batches else 1)
+    return recipe.optim.gradient_accumulation_steps * (ranks if recipe.batches_per_rank else 1)
 
 
 def resolve_steps(recipe: Recipe, mixture: Mixture, ranks: int | None = None) -> Recipe:

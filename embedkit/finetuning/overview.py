@@ -6,7 +6,7 @@ from rich.table import Table
 from torch import nn
 
 from embedkit import distributed
-from embedkit.data.batch_sampler import Schedule
+from embedkit.data.batch_sampler import BatchSampler
 from embedkit.finetuning.mixture import Mixture
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
@@ -16,13 +16,13 @@ from embedkit.recipe import Recipe
 def overview(
     recipe: Recipe,
     mixture: Mixture,
-    schedule: Schedule,
+    sampler: BatchSampler,
     model: Embedder | Contextual,
     precision: str,
 ) -> Table:
     """What is about to be trained on what, and how often each source will be read."""
     stages = "" if recipe.context is None else f" in two stages, {recipe.context.num_context} slots"
-    ranks = distributed.world_size() if recipe.own_batches else 1
+    ranks = distributed.world_size() if recipe.batches_per_rank else 1
     title = (
         f"{model.name}{stages}, {_size(model)}, {model.device}, {precision}; "
         f"{recipe.steps} steps of {recipe.data.batches} batches"
@@ -31,7 +31,7 @@ def overview(
     table.add_column("source")
     for column in ("rows", "batch", "share", "passes"):
         table.add_column(column, justify="right")
-    rows = zip(mixture.records, mixture.sources, mixture.shares, schedule.passes(), strict=True)
+    rows = zip(mixture.records, mixture.sources, mixture.shares, sampler.passes(), strict=True)
     for records, source, share, passes in rows:
         size = min(source.batch_size, source.rows)
         table.add_row(

@@ -18,10 +18,10 @@ from embedkit.evaluation.recipe_tasks import check_held_out, check_tasks
 from embedkit.evaluation.summary import Summary, comparison
 from embedkit.finetuning import model as starting_model
 from embedkit.finetuning import overview
-from embedkit.finetuning.evaluator import Measuring
+from embedkit.finetuning.evaluator import Evaluator
 from embedkit.finetuning.mixture import (
     Mixture,
-    build_schedule,
+    build_batch_sampler,
     open_batches,
     open_mixture,
     resolve_steps,
@@ -51,7 +51,7 @@ class Finetuning:
     tokenized: Batches
     facts: Mapping[str, object]
     console: Console
-    peak: float | None = None
+    peak_flops: float | None = None
 
     @property
     def objective(self) -> ContrastiveObjective | ContextualObjective:
@@ -62,16 +62,16 @@ class Finetuning:
     def batches(self, numbers: range) -> Iterator[ContrastiveBatch]:
         return stream(self.tokenized, numbers, self.recipe.data.workers)
 
-    def measuring(self, folder: RunFolder) -> Measuring:
-        return Measuring(self.recipe.evaluation, folder, self.model, self.mixture)
+    def evaluator(self, folder: RunFolder) -> Evaluator:
+        return Evaluator(self.recipe.evaluation, folder, self.model, self.mixture)
 
-    def finish(self, folder: RunFolder, measuring: Measuring) -> None:
+    def finish(self, folder: RunFolder, evaluator: Evaluator) -> None:
         if isinstance(self.model, Embedder):
             # What is evaluated is what is exported.
             lora.merge(self.model.backbone.model)
         # At once, so that the model is there whatever becomes of its evaluation.
         distributed.on_main(partial(self._export, folder.model))
-        before, after = measuring.after()
+        before, after = evaluator.after()
         if after is None:
             return
         distributed.on_main(partial(self._write_card, folder.model, before, after))
@@ -103,7 +103,7 @@ def prepare(
     mixture = open_batches(open_mixture(recipe, sources), recipe)
     check_held_out(recipe.evaluation, mixture.manifests)
     recipe = resolve_steps(recipe, mixture)
-    schedule = build_schedule(mixture, recipe)
+    sampler = build_batch_sampler(mixture, recipe)
     _replace_prompts(model, stored_prompts(mixture.records))
     if recipe.embedder.benchmark_prompts:
         model.prompts |= benchmark_prompts()
@@ -112,17 +112,17 @@ def prepare(
     facts = _facts(recipe, mixture, model)
     # Behind the facts, in which a model is the backbone that it starts from.
     if recipe.lora and isinstance(model, Embedder):
-        lora.attach(model.backbone.model, recipe.lora, seed=rng.key(recipe.seed, "lora"))
+        lora.attach(model.backbone.model, recipe.lora, seed=rng.fold_in(recipe.seed, "lora"))
     batches = Batches(
-        schedule,
+        sampler,
         mixture.records,
         model.tokenizer,
         recipe.data,
         seed=recipe.seed,
-        own_batches=recipe.own_batches,
+        batches_per_rank=recipe.batches_per_rank,
         vectors=_vectors(recipe, mixture),
     )
-    console.print(overview.overview(recipe, mixture, schedule, model, chosen))
+    console.print(overview.overview(recipe, mixture, sampler, model, chosen))
     for remark in overview.remarks(recipe):
         console.print(f"note: {remark}", highlight=False, markup=False, soft_wrap=True)
     return Finetuning(recipe, mixture, model, batches, facts, console)
@@ -146,7 +146,7 @@ def _check_slots(recipe: Recipe, mixture: Mixture) -> None:
         return
     slots, ranks = recipe.context.num_context, distributed.world_size()
     for source, records in zip(mixture.sources, mixture.records, strict=True):
-        own = source.smallest_batch // (1 if recipe.own_batches else ranks)
+        own = source.smallest_batch // (1 if recipe.batches_per_rank else ranks)
         documents = own * (1 + records.negatives_per_query)
         if documents < slots:
             raise DataError(
@@ -163,7 +163,7 @@ def _facts(recipe: Recipe, mixture: Mixture, model: Embedder | Contextual) -> di
         "sources": mixture.fingerprints,
         "model": {"identity": model.identity},
         "world_size": distributed.world_size(),
-        "own_batches": recipe.own_batches,
+        "batches_per_rank": recipe.batches_per_rank,
         "threads": torch.get_num_threads(),
     }
 

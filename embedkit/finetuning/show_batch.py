@@ -5,7 +5,12 @@ from collections.abc import Iterator, Sequence
 from embedkit import distributed, rng
 from embedkit.data.pairs.contrastive_batches import Batches, Texts
 from embedkit.errors import UserError
-from embedkit.finetuning.mixture import build_schedule, open_batches, open_mixture, resolve_steps
+from embedkit.finetuning.mixture import (
+    build_batch_sampler,
+    open_batches,
+    open_mixture,
+    resolve_steps,
+)
 from embedkit.models import hub
 from embedkit.objectives.contextual import context_rows
 from embedkit.recipe import Recipe
@@ -31,18 +36,20 @@ def texts_of_step(recipe: Recipe, step: int, ranks: int = 1) -> Iterator[str]:
     if step >= recipe.steps:
         raise UserError(f"--step {step}: the recipe has {recipe.steps} steps, from 0")
     tokenizer = hub.load_tokenizer(recipe.model)
-    schedule = build_schedule(mixture, recipe, ranks)
-    batches = Batches(schedule, mixture.records, tokenizer, recipe.data, seed=recipe.seed)
-    apart = ranks if recipe.own_batches else 1
-    for micro in range(recipe.optim.accumulation):
+    sampler = build_batch_sampler(mixture, recipe, ranks)
+    batches = Batches(sampler, mixture.records, tokenizer, recipe.data, seed=recipe.seed)
+    apart = ranks if recipe.batches_per_rank else 1
+    for micro in range(recipe.optim.gradient_accumulation_steps):
         for own in range(apart):
-            texts = batches.texts((step * recipe.optim.accumulation + micro) * apart + own)
+            texts = batches.texts(
+                (step * recipe.optim.gradient_accumulation_steps + micro) * apart + own
+            )
             where = f"rank {own}, " if apart > 1 else ""
             yield f"step {step}, {where}batch {micro}: {texts.source}"
             yield from _pairs(texts)
-            sharing = [own] if recipe.own_batches else range(ranks)
+            sharing = [own] if recipe.batches_per_rank else range(ranks)
             for rank in sharing:
-                key = rng.key(recipe.seed, "step", step, micro, rank)
+                key = rng.fold_in(recipe.seed, "step", step, micro, rank)
                 yield from _context(recipe, texts, key, rank, sharing)
 
 

@@ -138,7 +138,7 @@ class IvfSearch:
     def _trained(self, seed: int) -> Any:
         faiss, (count, width) = self._faiss, self._vectors.shape
         wanted = min(count, self.lists * _TRAINED_ON)
-        drawn = rng.permute(np.arange(wanted), count, rng.key(seed, "lists"))
+        drawn = rng.permuted(np.arange(wanted), count, rng.fold_in(seed, "lists"))
         metric = faiss.METRIC_INNER_PRODUCT
         index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, self.lists, metric)
         index.cp.seed, index.cp.spherical = seed % 2**31, True

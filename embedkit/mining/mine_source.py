@@ -21,7 +21,7 @@ from embedkit.mining.candidates import find_candidates, recall
 from embedkit.mining.corpus import Corpus, open_corpus
 from embedkit.mining.exclusions import Exclusions
 from embedkit.mining.mined_source import write_manifest, write_pairs
-from embedkit.mining.output_folder import RECORD, Place
+from embedkit.mining.output_folder import RECORD, OutputFolder
 from embedkit.mining.search import ExactSearch, Search, torch_best
 from embedkit.mining.settings import Mining, MiningOptions
 from embedkit.mining.stored_vectors import stored_vectors
@@ -82,7 +82,7 @@ def mine(
         "model": {"name": embedder.name, "identity": embedder.identity},
         "settings": wanted.model_dump(mode="json"),
     }
-    place = Place(Path(output))
+    place = OutputFolder(Path(output))
     manifest = place.output / f"{place.output.name}.toml"
     if record := place.finished(plan, overwrite=overwrite):
         place.tidy()

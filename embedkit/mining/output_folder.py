@@ -18,7 +18,7 @@ _PLAN = "plan.json"
 _LOCK = ".lock"
 
 
-class Place:
+class OutputFolder:
     """The folder ``output``, and beside it a hidden one for the work that is not finished."""
 
     def __init__(self, output: Path) -> None:

@@ -68,7 +68,7 @@ def _order(admitted: NDArray[np.bool_], rows: Ids, settings: Mining) -> Ids:
     if settings.sampling == "random":
         for own, row, count in zip(top, rows, admitted.sum(axis=1), strict=True):
             if count > settings.negatives:
-                key = rng.key(settings.seed, "mined", int(row))
-                drawn = rng.permute(np.arange(settings.negatives), int(count), key)
+                key = rng.fold_in(settings.seed, "mined", int(row))
+                drawn = rng.permuted(np.arange(settings.negatives), int(count), key)
                 own[: settings.negatives] = own[np.sort(drawn)]
     return top[:, : settings.negatives]

@@ -42,13 +42,13 @@ def choose_kernel(
 class Layout:
     """Where the sequences of a flat batch lie: made once a forward, read by every layer.
 
-    ``runs`` are pairs of a length and how many sequences in a row have it. For the grouped kernel
-    sequences are put in the order of their lengths: ``enter`` does so to whatever has a row for
-    every token, ``leave`` undoes it.
+    ``length_groups`` are pairs of a length and how many sequences in a row have it. The grouped
+    kernel reads sequences in the order of their lengths: ``sort`` brings anything that has a row for every
+    token into that order, ``unsort`` undoes it.
     """
 
     kernel: Kernel
-    runs: tuple[tuple[int, int], ...]
+    length_groups: tuple[tuple[int, int], ...]
     ends: Tensor
     order: Tensor | None
     back: Tensor | None
@@ -73,13 +73,13 @@ class Layout:
     @property
     def longest(self) -> int:
         """The longest length, rounded up, as kernels are compiled anew for every other number."""
-        longest = max(length for length, _ in self.runs)
+        longest = max(length for length, _ in self.length_groups)
         return -(-longest // 128) * 128
 
-    def enter(self, x: Tensor) -> Tensor:
+    def sort(self, x: Tensor) -> Tensor:
         return x if self.order is None else _Reorder.apply(x, self.order, self.back)
 
-    def leave(self, x: Tensor) -> Tensor:
+    def unsort(self, x: Tensor) -> Tensor:
         return x if self.order is None else _Reorder.apply(x, self.back, self.order)
 
 
@@ -107,7 +107,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """By the definition, one sequence at a time: what the other kernels are compared with."""
-    lengths = [length for length, count in layout.runs for _ in range(count)]
+    lengths = [length for length, count in layout.length_groups for _ in range(count)]
     states = []
     for one_q, one_k, one_v in zip(
         q.split(lengths), k.split(lengths), v.split(lengths), strict=True
@@ -119,10 +119,10 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """Sequences of one length together: views of what is there, with neither mask nor copy."""
-    sizes = [length * count for length, count in layout.runs]
+    sizes = [length * count for length, count in layout.length_groups]
     states = []
     for (length, count), *flat in zip(
-        layout.runs, q.split(sizes), k.split(sizes), v.split(sizes), strict=True
+        layout.length_groups, q.split(sizes), k.split(sizes), v.split(sizes), strict=True
     ):
         one_q, one_k, one_v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in flat)
         attended = F.scaled_dot_product_attention(one_q, one_k, one_v)

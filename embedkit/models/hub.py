@@ -32,8 +32,8 @@ from embedkit.models.neobert.encoder import NeoBERTPreTrainedModel
 from embedkit.models.neobert.state_dict import PINNED, load_pretrained
 from embedkit.models.pickled import refuse_pickle
 from embedkit.models.quiet import quietly
-from embedkit.models.stored import read_stored
-from embedkit.recipe import Embedder as EmbedderSection
+from embedkit.models.st_config import read_stored
+from embedkit.recipe import ModelSettings
 from embedkit.storage.offline import settle_network
 from embedkit.tokens.tokenizer import Tokenize
 
@@ -72,7 +72,7 @@ def resolve(model: str) -> str:
 def load(
     model: str,
     *,
-    settings: EmbedderSection | None = None,
+    settings: ModelSettings | None = None,
     autocast: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Embedder:
@@ -85,7 +85,7 @@ def load(
         UserError: there is no such model, it has parts that embedkit does not know, or its file
             lacks weights.
     """
-    settings = settings or EmbedderSection()
+    settings = settings or ModelSettings()
     stored = read_stored(resolve(model))
     tokenizer = load_tokenizer(model)
     device = device or torch.device("cpu")

@@ -20,7 +20,7 @@ def frequencies(config: Any, dtype: torch.dtype) -> tuple[Tensor, float]:
     return 1.0 / rope["rope_theta"] ** exponents, 1.0
 
 
-def turns(config: Any, positions: Tensor, dtype: torch.dtype) -> Tensor:
+def rotations(config: Any, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """What turns the pairs of every token: complex numbers, computed in the real type ``dtype``.
 
     No table is kept: a sequence may be of any length, and there is no buffer to load.
@@ -32,12 +32,12 @@ def turns(config: Any, positions: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.complex(angles.cos() * scale, angles.sin() * scale)
 
 
-def rotate(x: Tensor, turns: Tensor) -> Tensor:
+def rotate(x: Tensor, rotations: Tensor) -> Tensor:
     """Turn every pair ``(2j, 2j + 1)`` of the last dimension.
 
     Shapes: ``(T, H, head_dim)`` -> the same, computed in fp32 or wider.
     """
     # As complex numbers a pair is read and written once: on CPUs three times faster than by halves.
     pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
-    turned = torch.view_as_real(torch.view_as_complex(pairs) * turns)
+    turned = torch.view_as_real(torch.view_as_complex(pairs) * rotations)
     return turned.flatten(-2).to(x.dtype)

@@ -43,16 +43,16 @@ class ContextualObjective:
         context = Replay(
             model.embed_context,
             batch.documents.select(rows),
-            budget=self._config.chunk_tokens,
-            key=rng.key(key, "context"),
+            budget=self._config.micro_batch_tokens,
+            key=rng.fold_in(key, "context"),
         )
         queries, documents = (
             Replay(
                 partial(model, context=context.embeddings),
                 tokens,
-                budget=self._config.chunk_tokens,
+                budget=self._config.micro_batch_tokens,
                 overhead=model.config.num_prefix,
-                key=rng.key(key, role),
+                key=rng.fold_in(key, role),
             )
             for role, tokens in (("queries", batch.queries), ("documents", batch.documents))
         )
@@ -72,4 +72,4 @@ def context_rows(documents: int, slots: int, key: int) -> Tensor:
     The draw is a pure function of ``key``, which names step and rank.
     """
     places = np.arange(min(slots, documents))
-    return torch.from_numpy(rng.permute(places, documents, rng.key(key, "context rows")))
+    return torch.from_numpy(rng.permuted(places, documents, rng.fold_in(key, "context rows")))

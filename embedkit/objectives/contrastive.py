@@ -25,15 +25,15 @@ class _Shared:
     """What the loss sees of all ranks, and where this rank's rows stand in it.
 
     Shapes: Q queries and N documents over all ranks (of this rank alone without ``cross_device``);
-    ``stated`` ``(b, 2)`` holds the hashes of query and positive of every row of the whole batch;
-    ``mine`` are the q queries of this rank, and ``positives`` ``(q,)`` their positives' rows.
+    ``known_pairs`` ``(b, 2)`` holds the hashes of query and positive of every row of the
+    whole batch; ``mine`` are the q queries of this rank, and ``positives`` ``(q,)`` their positives' rows.
     """
 
     queries: Tensor
     documents: Tensor
     query_hashes: Tensor
     document_hashes: Tensor
-    stated: Tensor
+    known_pairs: Tensor
     owners: Tensor
     labels: Tensor
     query_labels: Tensor
@@ -79,7 +79,9 @@ class ContrastiveObjective:
             ``matryoshka_dims``, ``loss_<width>`` for each.
         """
         encoded = [
-            Replay(model, tokens, budget=self._config.chunk_tokens, key=rng.key(key, role))
+            Replay(
+                model, tokens, budget=self._config.micro_batch_tokens, key=rng.fold_in(key, role)
+            )
             for role, tokens in (("queries", batch.queries), ("documents", batch.documents))
         ]
         queries, documents = encoded
@@ -198,7 +200,7 @@ class ContrastiveObjective:
         count = len(queries)
         pairs = torch.stack([batch.query_hashes, batch.document_hashes[:count]], dim=1)
         # What is true on one rank is true on all, whether or not they share documents.
-        stated, _ = distributed.gather(pairs)
+        known_pairs, _ = distributed.gather(pairs)
         all_queries, first_query = across(queries)
         facts = torch.stack([batch.query_hashes, batch.labels[:count]], dim=1)
         all_facts, _ = across(facts)
@@ -210,7 +212,7 @@ class ContrastiveObjective:
             documents=all_documents,
             query_hashes=all_facts[:, 0],
             document_hashes=all_own[:, 0],
-            stated=stated,
+            known_pairs=known_pairs,
             owners=all_own[:, 1],
             labels=all_own[:, 2],
             query_labels=all_facts[:, 1],
@@ -233,7 +235,7 @@ class ContrastiveObjective:
         documents: Tensor | slice,
     ) -> Tensor:
         """Which of some documents are no negatives of which of some queries."""
-        asked, positives = shared.stated.unbind(dim=1)
+        asked, positives = shared.known_pairs.unbind(dim=1)
         excluded = false_negatives(
             shared.query_hashes[queries], positives, asked, shared.document_hashes[documents]
         )

@@ -77,5 +77,5 @@ class Replay:
             self._forward(number).backward(gradient[chunk.to(gradient.device)])
 
     def _forward(self, number: int) -> Tensor:
-        torch.manual_seed(rng.key(self._key, number))
+        torch.manual_seed(rng.fold_in(self._key, number))
         return self._encode(self._tokens.select(self._chunks[number]))

@@ -17,16 +17,20 @@ class MaskedLMObjective:
     more masked tokens than others.
 
     Args:
-        micro_tokens: tokens of one forward.
+        micro_batch_tokens: tokens of one forward.
         max_tokens: of a row.
         flops: the lengths of sequences, and how many of their tokens are masked, to the floating
             point operations of a step over them.
     """
 
     def __init__(
-        self, micro_tokens: int, max_tokens: int, flops: Callable[[Tensor, int], float]
+        self, micro_batch_tokens: int, max_tokens: int, flops: Callable[[Tensor, int], float]
     ) -> None:
-        self._micro_tokens, self._max_tokens, self._flops = micro_tokens, max_tokens, flops
+        self._micro_batch_tokens, self._max_tokens, self._flops = (
+            micro_batch_tokens,
+            max_tokens,
+            flops,
+        )
 
     def backward(
         self, model: nn.Module, batch: MaskedBatch, *, key: int, scale: float
@@ -54,7 +58,7 @@ class MaskedLMObjective:
         share = scale * distributed.world_size() / masked.clamp(min=1)
         flops = self._flops(batch.tokens.lengths, len(batch.positions))
         sums = torch.tensor([0.0, 0.0, flops], device=device, dtype=torch.float64)
-        micros = micro_batches(batch, self._micro_tokens)
+        micros = micro_batches(batch, self._micro_batch_tokens)
         for number, rows in enumerate(micros, start=1):
             micro = batch.select(rows)
             sharding.reduce_in_backward(model, number == len(micros))

@@ -33,7 +33,7 @@ class HeldOutLosses:
     ) -> None:
         assert recipe.steps is not None
         self._every, self._steps = recipe.held_out.every, recipe.steps
-        self._micro_tokens = recipe.data.micro_tokens
+        self._micro_batch_tokens = recipe.data.micro_batch_tokens
         self._model = model
         self._vocabulary = model.network.config.vocab_size
         self._batches = mixture.held_out_batches()
@@ -79,7 +79,7 @@ class HeldOutLosses:
         device = next(self._model.parameters()).device
         own = batch.to(device)
         sums = torch.zeros(3, dtype=torch.float64, device=device)
-        for rows in micro_batches(own, self._micro_tokens):
+        for rows in micro_batches(own, self._micro_batch_tokens):
             micro = own.select(rows)
             loss, right = self._model(micro.tokens, micro.positions, micro.targets)
             sums += torch.tensor([loss.item(), right.item(), len(micro.positions)]).to(sums)

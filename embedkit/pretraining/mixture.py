@@ -1,4 +1,4 @@
-"""A pretraining recipe's mixture, opened: token ids, rows, and the schedule over them."""
+"""A pretraining recipe's mixture, opened: token ids, rows, and the sampler over them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed
-from embedkit.data.batch_sampler import Schedule, Source
+from embedkit.data.batch_sampler import BatchSampler, Source
 from embedkit.data.text.masked_batches import MaskedBatch, MaskedBatches, Masking, fixed_batch
 from embedkit.data.text.packing import Rows, pack
 from embedkit.data.text.texts import Texts
@@ -48,7 +48,7 @@ class TextMixture:
 
     sources: tuple[TextSource, ...]
     weights: tuple[float, ...]
-    schedule: Schedule
+    sampler: BatchSampler
     batches: MaskedBatches
     masking: Masking
     held_out_rows: int
@@ -81,7 +81,7 @@ class TextMixture:
         table.add_column("source")
         for column in ("documents", "tokens", "rows", "held out", "share", "passes"):
             table.add_column(column, justify="right")
-        each = zip(self.sources, self.shares, self.schedule.passes(), strict=True)
+        each = zip(self.sources, self.shares, self.sampler.passes(), strict=True)
         for source, share, passes in each:
             table.add_row(
                 source.name,
@@ -119,7 +119,7 @@ def open_text_mixture(
     weights = [mix.weight for mix in data.mix if mix.weight is not None]
     weights = weights or [float(len(each.rows)) for each in sources]
     draws = data.batch_rows // data.draw_rows
-    schedule = Schedule(
+    sampler = BatchSampler(
         [Source(each.name, len(each.rows), data.draw_rows) for each in sources],
         weights,
         steps=recipe.steps * draws,
@@ -127,8 +127,8 @@ def open_text_mixture(
     )
     masking = Masking(vocabulary, recipe.objective)
     plans = [each.rows for each in sources]
-    batches = MaskedBatches(schedule, plans, masking, draws=draws, seed=recipe.seed)
-    return TextMixture(sources, tuple(weights), schedule, batches, masking, recipe.held_out.rows)
+    batches = MaskedBatches(sampler, plans, masking, draws=draws, seed=recipe.seed)
+    return TextMixture(sources, tuple(weights), sampler, batches, masking, recipe.held_out.rows)
 
 
 def texts_of(recipe: PretrainRecipe, given: Mapping[str, Texts] | None = None) -> dict[str, Texts]:

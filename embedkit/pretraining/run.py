@@ -40,25 +40,25 @@ class Pretraining:
     tokenizer: PreTrainedTokenizerBase
     facts: Mapping[str, object]
     console: Console
-    peak: float
+    peak_flops: float
 
     @property
     def objective(self) -> MaskedLMObjective:
         data = self.recipe.data
         flops = partial(_flops, self.model)
-        return MaskedLMObjective(data.micro_tokens, data.max_tokens, flops)
+        return MaskedLMObjective(data.micro_batch_tokens, data.max_tokens, flops)
 
     def batches(self, numbers: range) -> Iterator[MaskedBatch]:
         return stream(self.mixture.batches, numbers, self.recipe.data.workers)
 
-    def measuring(self, folder: RunFolder) -> HeldOutLosses:
+    def evaluator(self, folder: RunFolder) -> HeldOutLosses:
         path = folder.path / "held_out.jsonl"
         return HeldOutLosses(self.recipe, self.mixture, self.model, path, self.console)
 
-    def finish(self, folder: RunFolder, measuring: HeldOutLosses) -> None:
+    def finish(self, folder: RunFolder, evaluator: HeldOutLosses) -> None:
         weights = checkpoint.whole_weights(self.model.network)
         distributed.on_main(partial(self._export, folder.model, weights))
-        measuring.after()
+        evaluator.after()
 
     def _export(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
         with whole_folder(folder) as aside, quietly():
@@ -97,15 +97,16 @@ def prepare(
             layer.compile()
     if recipe.shard:
         sharding.shard(model, network.model.transformer_encoder)
-    peak = flops.matmul_peak(device, autocast or torch.float32) * distributed.world_size()
+    peak_flops = flops.matmul_peak(device, autocast or torch.float32) * distributed.world_size()
     parameters = sum(each.numel() for each in network.parameters())
     table = mixture.table()
     table.title = (
-        f"{parameters / 1e6:.1f} M parameters, {device}, {chosen}, peak {peak / 1e9:,.0f} GFLOP/s; "
+        f"{parameters / 1e6:.1f} M parameters, {device}, {chosen}, "
+        f"peak {peak_flops / 1e9:,.0f} GFLOP/s; "
         f"{recipe.steps} steps of at most {recipe.data.batch_tokens:,} tokens"
     )
     console.print(table)
-    return Pretraining(recipe, mixture, model, tokenizer, facts, console, peak)
+    return Pretraining(recipe, mixture, model, tokenizer, facts, console, peak_flops)
 
 
 def _flops(model: LanguageModel, lengths: Tensor, masked: int) -> float:

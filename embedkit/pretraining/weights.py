@@ -33,7 +33,7 @@ def random_network(
         )
     config = architecture(recipe.model, vocabulary, tokenizer.pad_token_id or 0)
     with torch.random.fork_rng(devices=()):
-        torch.manual_seed(rng.key(recipe.seed, "weights"))
+        torch.manual_seed(rng.fold_in(recipe.seed, "weights"))
         network = NeoBERTForMaskedLM(config)
     if recipe.model.gradient_checkpointing:
         network.gradient_checkpointing_enable()

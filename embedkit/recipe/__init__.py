@@ -1,7 +1,7 @@
 """The recipe of a run: one typed, frozen, closed value, read from TOML. Imports ``config``."""
 
 from embedkit.recipe.contextual_config import ContextualConfig
-from embedkit.recipe.finetune_recipe import Data, Embedder, Evaluation, Lora, Mix, Recipe
+from embedkit.recipe.finetune_recipe import Data, Evaluation, Lora, Mix, ModelSettings, Recipe
 from embedkit.recipe.load_recipes import load_any_recipe, load_pretrain_recipe, load_recipe
 from embedkit.recipe.pair_objectives import Contrastive, InContext, InfoNCE
 from embedkit.recipe.pretrain_recipe import (
@@ -21,7 +21,6 @@ __all__ = [
     "ContextualConfig",
     "Contrastive",
     "Data",
-    "Embedder",
     "Evaluation",
     "HeldOutLoss",
     "InContext",
@@ -30,6 +29,7 @@ __all__ = [
     "Lora",
     "MaskedLM",
     "Mix",
+    "ModelSettings",
     "Optim",
     "PretrainRecipe",
     "Recipe",

@@ -18,7 +18,7 @@ from embedkit.recipe.pair_objectives import Contrastive, PairObjective
 from embedkit.recipe.training_settings import Training
 
 
-class Embedder(Section):
+class ModelSettings(Section):
     pooling: Literal["mean", "cls"] | None = None
     """``None`` takes what the model folder says, and the mean where it says nothing."""
     include_prompt: bool | None = None
@@ -129,7 +129,7 @@ class Recipe(Training):
     """Passes over the mixture, resolved to steps. Give exactly one of ``steps`` and ``epochs``."""
     model: str
     """A hub id, a folder, ``package:<distribution>/<path>``, or ``starter``."""
-    embedder: Embedder = Embedder()
+    embedder: ModelSettings = ModelSettings()
     data: Data
     lora: Lora | None = None
     """``None`` trains every weight."""
@@ -139,7 +139,7 @@ class Recipe(Training):
     evaluation: Evaluation = Evaluation()
 
     @property
-    def own_batches(self) -> bool:
+    def batches_per_rank(self) -> bool:
         """Whether every rank reads whole batches of its own, a step as many as there are ranks.
 
         A batch of near rows that is shared out would leave each rank a part of it to tell apart.

@@ -20,7 +20,7 @@ class InfoNCE(Section):
     it at least as high as the positive, less ``margin`` or less that share of the positive's
     score. Hard negatives have no stored vectors, and stay."""
     margin: float = Field(default=0.0, ge=0, lt=1)
-    chunk_tokens: PositiveInt | None = None
+    micro_batch_tokens: PositiveInt | None = None
     """Tokens encoded at a time under gradient caching, a text's context included. ``None`` turns
     gradient caching off."""
     matryoshka_dims: (

@@ -69,7 +69,7 @@ class TextData(Section):
     """Tokens of a step over all ranks: ``batch_tokens // max_tokens`` rows."""
     draw_rows: PositiveInt
     """Rows of a step that come from one source: the paper draws one for each micro-batch."""
-    micro_tokens: PositiveInt = 16_384
+    micro_batch_tokens: PositiveInt = 16_384
     """Tokens of one forward on each rank. Changes memory and speed, never the gradient."""
     workers: NonNegativeInt = 1
     """Processes that read and mask ahead. 0 does so in the training process."""
@@ -128,9 +128,10 @@ class PretrainRecipe(Training):
             raise ValueError("steps is missing")
         if self.init_from is not None and self.start != Start():
             raise ValueError("start: concerns random weights, and init_from names others")
-        if self.optim.accumulation != 1:
+        if self.optim.gradient_accumulation_steps != 1:
             raise ValueError(
-                "optim.accumulation: set data.micro_tokens instead, which changes no gradient"
+                "optim.gradient_accumulation_steps: set data.micro_batch_tokens instead, which "
+                "changes no gradient"
             )
         limit = self.model.max_position_embeddings
         if self.model.position == "absolute" and self.data.max_tokens > limit:

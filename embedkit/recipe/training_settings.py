@@ -23,13 +23,13 @@ class Optim(Section):
     """Not applied to norms and biases; ``adam`` adds it to the gradient instead of the weight."""
     warmup_steps: NonNegativeInt = 0
     schedule: Literal["constant", "linear", "cosine"] = "linear"
-    final_lr_share: NonNegativeFloat = 0.0
+    min_lr_ratio: NonNegativeFloat = 0.0
     """What is left of ``lr`` at the end of the decay under ``linear`` and ``cosine``."""
     decay_until: float = Field(default=1.0, gt=0, le=1)
     """Share of all steps after which the rate has come down, and stays."""
-    clip: NonNegativeFloat = 1.0
+    max_grad_norm: NonNegativeFloat = 1.0
     """Largest norm of the whole gradient. 0 turns clipping off."""
-    accumulation: PositiveInt = 1
+    gradient_accumulation_steps: PositiveInt = 1
     """Batches whose mean gradient makes one step. Each keeps its own negatives."""
 
 

@@ -24,12 +24,15 @@ class Metrics:
     """Collects the numbers of each step and writes them in blocks; a context manager.
 
     Numbers may be tensors on a device: they are read when a block is written, so that the loop
-    does not wait for the device at every step. Where ``peak`` tells what the hardware could do, in
-    floating point operations a second, ``flops`` of a step become ``mfu``, the share of it in use.
+    does not wait for the device at every step. Where ``peak_flops`` states what the hardware
+    could do, in floating point operations a second, ``flops`` of a step become ``mfu``, the share
+    of it in use.
     """
 
-    def __init__(self, path: Path, trackers: Sequence[Tracker], peak: float | None = None) -> None:
-        self._path, self._trackers, self._peak = path, trackers, peak
+    def __init__(
+        self, path: Path, trackers: Sequence[Tracker], peak_flops: float | None = None
+    ) -> None:
+        self._path, self._trackers, self._peak_flops = path, trackers, peak_flops
         self._waiting: list[dict[str, Any]] = []
 
     def cut(self, steps: int) -> None:
@@ -54,9 +57,9 @@ class Metrics:
         """Write what was noted since the last time, and return it as plain numbers."""
         lines = [{name: _plain(value) for name, value in line.items()} for line in self._waiting]
         self._waiting = []
-        if self._peak is not None:
+        if self._peak_flops is not None:
             for line in lines:
-                line["mfu"] = line.pop("flops") / line["seconds"] / self._peak
+                line["mfu"] = line.pop("flops") / line["seconds"] / self._peak_flops
         with self._path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
             file.flush()

@@ -12,7 +12,7 @@ def lr_at(step: int, steps: int, optim: Optim) -> float:
     """The learning rate of update number ``step`` (from 0) in a run of ``steps`` updates.
 
     Warm-up is linear and reaches ``optim.lr`` after ``warmup_steps`` updates; then the rate stays,
-    or falls to ``final_lr_share`` of itself at ``decay_until`` of the run, and stays there.
+    or falls to ``min_lr_ratio`` of itself at ``decay_until`` of the run, and stays there.
     """
     if step < optim.warmup_steps:
         return optim.lr * (step + 1) / (optim.warmup_steps + 1)
@@ -21,7 +21,7 @@ def lr_at(step: int, steps: int, optim: Optim) -> float:
     decayed = steps * optim.decay_until
     progress = min(1.0, (step - optim.warmup_steps) / max(1.0, decayed - optim.warmup_steps))
     left = 1 - progress if optim.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
-    return optim.lr * (optim.final_lr_share + (1 - optim.final_lr_share) * left)
+    return optim.lr * (optim.min_lr_ratio + (1 - optim.min_lr_ratio) * left)
 
 
 def build_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:

@@ -18,10 +18,10 @@ from embedkit.training.run_folder import RunFolder
 from embedkit.training.trainer import Batch, Objective, Trainer
 
 BatchT = TypeVar("BatchT", bound=Batch)
-MeasuringT = TypeVar("MeasuringT", bound="Measuring")
+EvaluatorT = TypeVar("EvaluatorT", bound="Evaluator")
 
 
-class Measuring(Protocol):
+class Evaluator(Protocol):
     """What looks at a model while it is trained. Called on every rank."""
 
     def before(self, start: int) -> None:
@@ -31,7 +31,7 @@ class Measuring(Protocol):
         """Measure between two steps, if it is time."""
 
 
-class Run(Protocol, Generic[BatchT, MeasuringT]):
+class TrainingJob(Protocol, Generic[BatchT, EvaluatorT]):
     """What a run is made of, before it touches its folder."""
 
     @property
@@ -49,21 +49,21 @@ class Run(Protocol, Generic[BatchT, MeasuringT]):
     def objective(self) -> Objective[BatchT]: ...
 
     @property
-    def peak(self) -> float | None:
+    def peak_flops(self) -> float | None:
         """Floating point operations a second that all ranks could do at best."""
         ...
 
     def batches(self, numbers: range) -> Iterator[BatchT]: ...
 
-    def measuring(self, folder: RunFolder) -> MeasuringT: ...
+    def evaluator(self, folder: RunFolder) -> EvaluatorT: ...
 
-    def finish(self, folder: RunFolder, measuring: MeasuringT) -> None:
+    def finish(self, folder: RunFolder, evaluator: EvaluatorT) -> None:
         """Export, and measure what is measured at the end. Called on every rank."""
         ...
 
 
-def follow(
-    prepare: Callable[[torch.device, Console], Run[BatchT, MeasuringT]],
+def run_training(
+    prepare: Callable[[torch.device, Console], TrainingJob[BatchT, EvaluatorT]],
     path: Path,
     *,
     resume: bool,
@@ -81,29 +81,29 @@ def follow(
     _be_deterministic(device)
     with distributed.group(device):
         console = Console(quiet=not distributed.is_main())
-        run = prepare(device, console)
+        job = prepare(device, console)
         folder = distributed.on_main(
             partial(run_folder.claim, path, resume=resume, overwrite=overwrite)
         )
-        measuring = run.measuring(folder)
-        with _metrics(run, folder) as metrics:
+        evaluator = job.evaluator(folder)
+        with _metrics(job, folder) as metrics:
             trainer = Trainer(
-                run.model,
-                run.objective,
-                run.batches,
-                recipe=run.recipe,
+                job.model,
+                job.objective,
+                job.batches,
+                recipe=job.recipe,
                 folder=folder.path,
-                facts=run.facts,
+                facts=job.facts,
                 metrics=metrics,
-                after_step=measuring.after_step,
+                after_step=evaluator.after_step,
             )
             start = (
-                _restore(trainer, run, folder, allow_world_size_change, console) if resume else 0
+                _restore(trainer, job, folder, allow_world_size_change, console) if resume else 0
             )
-            distributed.on_main(partial(_begin, run, folder, metrics, start))
-            measuring.before(start)
+            distributed.on_main(partial(_begin, job, folder, metrics, start))
+            evaluator.before(start)
             trainer.fit(start)
-        run.finish(folder, measuring)
+        job.finish(folder, evaluator)
     return folder
 
 
@@ -115,21 +115,23 @@ def _be_deterministic(device: torch.device) -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
 
 
-def _metrics(run: Run[BatchT, MeasuringT], folder: RunFolder) -> Metrics:
-    config = run.recipe.model_dump(mode="json")
-    names = run.recipe.logging.trackers if distributed.is_main() else ()
-    return Metrics(folder.metrics, open_trackers(names, folder.path, config), peak=run.peak)
+def _metrics(job: TrainingJob[BatchT, EvaluatorT], folder: RunFolder) -> Metrics:
+    config = job.recipe.model_dump(mode="json")
+    names = job.recipe.logging.trackers if distributed.is_main() else ()
+    return Metrics(
+        folder.metrics, open_trackers(names, folder.path, config), peak_flops=job.peak_flops
+    )
 
 
 def _restore(
     trainer: Trainer[BatchT],
-    run: Run[BatchT, MeasuringT],
+    job: TrainingJob[BatchT, EvaluatorT],
     folder: RunFolder,
     allow_world_size_change: bool,
     console: Console,
 ) -> int:
     found, remarks = run_folder.newest_checkpoint(
-        folder, run.facts, allow_world_size_change=allow_world_size_change
+        folder, job.facts, allow_world_size_change=allow_world_size_change
     )
     for remark in remarks:
         console.print(f"note: {remark}", highlight=False, markup=False, soft_wrap=True)
@@ -140,6 +142,8 @@ def _restore(
     return found.step
 
 
-def _begin(run: Run[BatchT, MeasuringT], folder: RunFolder, metrics: Metrics, start: int) -> None:
-    run_folder.describe(folder, run.recipe, run.facts)
+def _begin(
+    job: TrainingJob[BatchT, EvaluatorT], folder: RunFolder, metrics: Metrics, start: int
+) -> None:
+    run_folder.describe(folder, job.recipe, job.facts)
     metrics.cut(start)

@@ -145,7 +145,7 @@ def _refuse_world_size(
     folder: RunFolder, then: Mapping[str, Any], now: Mapping[str, Any]
 ) -> NoReturn:
     effect = "the numbers will then agree only to rounding and with dropout off"
-    if now.get("own_batches"):
+    if now.get("batches_per_rank"):
         effect = "every rank reads batches of its own, so that steps will be made of other ones"
     raise UserError(
         f"{folder.path}: its checkpoint was made on {then['world_size']} ranks, now there are "

@@ -63,7 +63,8 @@ class Trainer(Generic[BatchT]):
     Args:
         model: on its device, in fp32.
         objective: what turns a batch into gradients.
-        batches: batch numbers to batches, in order; a step takes ``accumulation`` of them.
+        batches: batch numbers to batches, in order; a step takes
+            ``gradient_accumulation_steps`` of them.
         recipe: seed, steps, optimizer, and how often to log and save.
         folder: of the run; ``checkpoints/`` and ``metrics.jsonl`` are written there.
         facts: stored in every checkpoint.
@@ -104,7 +105,7 @@ class Trainer(Generic[BatchT]):
         if 0 < start < self._steps:
             # A run that was stopped or killed here did not come to it.
             self._after_step(start)
-        per_step = self._recipe.optim.accumulation
+        per_step = self._recipe.optim.gradient_accumulation_steps
         numbers = range(start * per_step, self._steps * per_step)
         stream = self._batches(numbers)
         self._model.train()
@@ -130,14 +131,14 @@ class Trainer(Generic[BatchT]):
         optim = self._recipe.optim
         self._optimizer.zero_grad()
         collected = []
-        for micro in range(optim.accumulation):
+        for micro in range(optim.gradient_accumulation_steps):
             batch = next(stream).to(self._device)
             collected.append(
                 self._objective.backward(
                     self._model,
                     batch,
-                    key=rng.key(self._recipe.seed, "step", step, micro, distributed.rank()),
-                    scale=1 / optim.accumulation,
+                    key=rng.fold_in(self._recipe.seed, "step", step, micro, distributed.rank()),
+                    scale=1 / optim.gradient_accumulation_steps,
                 )
             )
         distributed.average_gradients(self._model.parameters())
@@ -152,7 +153,7 @@ class Trainer(Generic[BatchT]):
         return batch.source, {**values, "lr": lr, "grad_norm": norm}
 
     def _clip(self) -> Tensor:
-        limit = self._recipe.optim.clip or float("inf")
+        limit = self._recipe.optim.max_grad_norm or float("inf")
         return sharding.whole(nn.utils.clip_grad_norm_(self._model.parameters(), limit))
 
     def _record(

@@ -6,7 +6,7 @@ from support.tiny_bert import real_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed
-from embedkit.data.batch_sampler import Schedule, Source
+from embedkit.data.batch_sampler import BatchSampler, Source
 from embedkit.data.loading import stream
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch, Texts
 from embedkit.data.pairs.records import Records
@@ -43,8 +43,8 @@ def batches_of(
     mix = (Mix(manifest=records.name),)
     data = Data(batch_size=size, mix=mix, max_query_tokens=limits[0], max_document_tokens=limits[1])
     source = Source(records.name, len(records), size)
-    schedule = Schedule([source], [1.0], steps=10, seed=seed)
-    return Batches(schedule, [records], real_tokenizer(), data, seed=seed)
+    sampler = BatchSampler([source], [1.0], steps=10, seed=seed)
+    return Batches(sampler, [records], real_tokenizer(), data, seed=seed)
 
 
 def lists(tokens: TokenBatch) -> list[list[int]]:

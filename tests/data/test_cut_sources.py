@@ -1,4 +1,4 @@
-"""The schedule of sources that were cut into batches beforehand."""
+"""The sampler of sources that were cut into batches beforehand."""
 
 import pickle
 from itertools import pairwise
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embedkit.clustering.table_writer import write_order
-from embedkit.data.batch_sampler import Schedule, Source, steps_in
+from embedkit.data.batch_sampler import BatchSampler, Source, steps_in
 from embedkit.data.batch_table import SourceBatches, SourceFacts
 
 
@@ -20,11 +20,11 @@ def cut_source(folder: Path, rows: int, size: int, *, short_batch: bool = False)
     return Source("only", rows, size, cut)
 
 
-def schedule(source: Source, steps: int = 60) -> Schedule:
-    return Schedule([source], [1.0], steps=steps, seed=3)
+def sampler(source: Source, steps: int = 60) -> BatchSampler:
+    return BatchSampler([source], [1.0], steps=steps, seed=3)
 
 
-def read(plan: Schedule, steps: range) -> list[list[int]]:
+def read(plan: BatchSampler, steps: range) -> list[list[int]]:
     return [plan[step].rows.tolist() for step in steps]
 
 
@@ -32,7 +32,7 @@ def test_an_epoch_is_every_batch_of_the_table_in_an_order_of_its_own(tmp_path: P
     source = cut_source(tmp_path, 20, 4)
     assert source.cut is not None
     whole = sorted(sorted(source.cut[batch].tolist()) for batch in range(5))
-    plan = schedule(source)
+    plan = sampler(source)
     epochs = [
         [sorted(rows) for rows in read(plan, range(start, start + 5))] for start in range(0, 60, 5)
     ]
@@ -42,15 +42,15 @@ def test_an_epoch_is_every_batch_of_the_table_in_an_order_of_its_own(tmp_path: P
 
 def test_the_rows_of_a_batch_come_in_another_order_each_time(tmp_path: Path) -> None:
     # Or a rank would hold the same part of it in every epoch.
-    visits = read(schedule(cut_source(tmp_path, 8, 8), steps=20), range(20))
+    visits = read(sampler(cut_source(tmp_path, 8, 8), steps=20), range(20))
     assert all(sorted(rows) == list(range(8)) for rows in visits)
     assert len(set(map(tuple, visits))) == 20
 
 
 def test_a_batch_is_the_same_whenever_and_wherever_it_is_asked_for(tmp_path: Path) -> None:
     source = cut_source(tmp_path, 22, 4)
-    in_order = read(schedule(source), range(60))
-    elsewhere = pickle.loads(pickle.dumps(schedule(source, steps=90)))
+    in_order = read(sampler(source), range(60))
+    elsewhere = pickle.loads(pickle.dumps(sampler(source, steps=90)))
     for step in reversed(range(60)):
         assert elsewhere[step].rows.tolist() == in_order[step]
 
@@ -61,7 +61,7 @@ def test_rows_in_no_batch_change_places_with_others_and_every_row_has_its_turn(
     source = cut_source(tmp_path, 14, 4)
     assert source.cut is not None
     batches = [set(source.cut[batch].tolist()) for batch in range(3)]
-    plan = schedule(source, steps=3 * 700)
+    plan = sampler(source, steps=3 * 700)
     missed = np.zeros(14)
     for start in range(0, len(plan), 3):
         epoch = read(plan, range(start, start + 3))
@@ -77,14 +77,14 @@ def test_rows_in_no_batch_change_places_with_others_and_every_row_has_its_turn(
 def test_a_source_smaller_than_a_batch_is_one_batch(tmp_path: Path) -> None:
     source = cut_source(tmp_path, 5, 8)
     assert (source.batches, source.smallest_batch) == (1, 5)
-    plan = schedule(source, steps=3)
+    plan = sampler(source, steps=3)
     assert [sorted(rows) for rows in read(plan, range(3))] == [list(range(5))] * 3
 
 
 def test_a_short_batch_is_one_of_the_epoch(tmp_path: Path) -> None:
     source = cut_source(tmp_path, 10, 4, short_batch=True)
     assert (source.batches, source.smallest_batch) == (3, 2)
-    plan = schedule(source, steps=30)
+    plan = sampler(source, steps=30)
     for start in range(0, 30, 3):
         epoch = read(plan, range(start, start + 3))
         assert sorted(row for rows in epoch for row in rows) == list(range(10))
@@ -96,5 +96,5 @@ def test_passes_and_epochs_count_the_batches_of_the_table(
     tmp_path: Path, short_batch: bool, batches: int
 ) -> None:
     source = cut_source(tmp_path, 10, 4, short_batch=short_batch)
-    assert schedule(source, steps=6).passes() == [6 / batches]
+    assert sampler(source, steps=6).passes() == [6 / batches]
     assert steps_in(4, [source]) == 4 * batches

@@ -13,7 +13,7 @@ from embedkit_cli.app import main
 from embedkit.config import read_toml
 from embedkit.data.manifests import hub_lock
 from embedkit.data.manifests.manifest import HubSource, load_manifest, shipped_tables
-from embedkit.data.sources.hub import place
+from embedkit.data.sources.hub import locate
 from embedkit.errors import DataError, UserError
 
 LOCKED = "a0d554a64d88156834ff5ae9920b964011b16384"
@@ -77,10 +77,10 @@ print(update(lock, ids, upgrade=True))
 def test_without_a_pin_the_newest_is_read_and_a_line_says_so(hub: str) -> None:
     code = """
 import warnings
-from embedkit.data.hub import place
+from embedkit.data.hub import locate
 from embedkit.data.manifest import HubSource
 with warnings.catch_warnings(record=True) as caught:
-    print(place(HubSource(kind="hub", id="org/a")).revision)
+    print(locate(HubSource(kind="hub", id="org/a")).revision)
 print(caught[0].message)
 """
     revision, warning = run_online(hub, code).splitlines()
@@ -89,9 +89,9 @@ print(caught[0].message)
 
 
 def test_the_lock_is_read_where_the_manifest_pins_nothing() -> None:
-    assert place(HubSource(kind="hub", id="mteb/sts12-sts")).revision == LOCKED
+    assert locate(HubSource(kind="hub", id="mteb/sts12-sts")).revision == LOCKED
     own = HubSource(kind="hub", id="mteb/sts12-sts", revision="b" * 40)
-    assert place(own).revision == "b" * 40
+    assert locate(own).revision == "b" * 40
 
 
 def test_what_is_locked_is_of_a_shipped_manifest() -> None:
@@ -116,7 +116,7 @@ def test_offline_the_command_says_so_in_one_line(
 
 def test_offline_a_source_without_a_pin_says_what_to_do() -> None:
     with pytest.raises(DataError, match=r"npr .*embedkit data lock.*\$EMBEDKIT_HUB/sentence-"):
-        place(load_manifest("npr").source)  # type: ignore[arg-type]
+        locate(load_manifest("npr").source)  # type: ignore[arg-type]
 
 
 def test_a_lock_with_a_mistake_is_named(tmp_path: Path) -> None:

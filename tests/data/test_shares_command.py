@@ -1,4 +1,4 @@
-"""``embedkit data shares``: what the schedule draws, from the manifests alone."""
+"""``embedkit data shares``: what the sampler draws, from the manifests alone."""
 
 from pathlib import Path
 

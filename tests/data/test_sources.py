@@ -16,7 +16,7 @@ import pytest
 from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.pairs.records import Record, open_manifest
 from embedkit.data.sources.files import rows
-from embedkit.data.sources.hub import Place, check_revision
+from embedkit.data.sources.hub import DatasetLocation, check_revision
 from embedkit.errors import DataError
 
 ROWS = [{"query": "a, b", "positive": "é"}, {"query": 'say "c"', "positive": "d"}]
@@ -211,7 +211,7 @@ def test_a_hub_out_of_reach_is_one_line_with_the_remedy(tmp_path: Path) -> None:
 
 
 def test_another_revision_in_the_hubs_cache_is_refused() -> None:
-    at = Place("org/pairs", COMMIT, COMMIT, pinned=True)
+    at = DatasetLocation("org/pairs", COMMIT, COMMIT, pinned=True)
     url: Callable[[str], dict[str, Any]] = lambda commit: {  # noqa: E731
         f"hf://datasets/org/pairs@{commit}/train.jsonl": None
     }

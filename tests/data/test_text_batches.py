@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from embedkit import distributed
-from embedkit.data.batch_sampler import Schedule, Source
+from embedkit.data.batch_sampler import BatchSampler, Source
 from embedkit.data.loading import stream
 from embedkit.data.text.masked_batches import MaskedBatch, MaskedBatches, Masking, fixed_batch
 from embedkit.data.text.packing import Packing, Rows, pack
@@ -57,8 +57,8 @@ def batches_of(
 ) -> MaskedBatches:
     rows = rows_of(stores, packing)
     sources = [Source(name, len(own), ROWS) for name, own in zip("ab", rows, strict=True)]
-    schedule = Schedule(sources, [1.0, 2.0], steps=STEPS * DRAWS, seed=seed)
-    return MaskedBatches(schedule, rows, masking, draws=DRAWS, seed=seed)
+    sampler = BatchSampler(sources, [1.0, 2.0], steps=STEPS * DRAWS, seed=seed)
+    return MaskedBatches(sampler, rows, masking, draws=DRAWS, seed=seed)
 
 
 def on_rank(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
@@ -149,8 +149,8 @@ def test_workers_change_nothing(stores: list[TokenStore]) -> None:
 def test_another_step_and_another_seed_mask_other_tokens(stores: list[TokenStore]) -> None:
     # Two epochs of one source: the same rows again.
     rows = rows_of(stores[:1])
-    schedule = Schedule([Source("a", len(rows[0]), 60)], [1.0], steps=4, seed=1)
-    batches = [MaskedBatches(schedule, rows, MASKING, draws=1, seed=seed) for seed in (1, 2)]
+    sampler = BatchSampler([Source("a", len(rows[0]), 60)], [1.0], steps=4, seed=1)
+    batches = [MaskedBatches(sampler, rows, MASKING, draws=1, seed=seed) for seed in (1, 2)]
     first, second = batches[0][0], batches[0][1]
     assert sorted(original(first)) == sorted(original(second))
     assert sorted(seen(first)) != sorted(seen(second))
@@ -165,9 +165,9 @@ def test_a_row_is_masked_anew_at_every_place_of_every_step(tmp_path: Path) -> No
     writer.add("train", range(10, 40))
     writer.finish()
     rows = pack(TokenStore(tmp_path, "train"), VOCABULARY, "none", max_tokens=32)
-    schedule = Schedule([Source("a", 1, 1)], [1.0], steps=12, seed=1)
+    sampler = BatchSampler([Source("a", 1, 1)], [1.0], steps=12, seed=1)
     half = Masking(VOCABULARY, MaskedLM(kind="masked_lm", rate=0.5))
-    batches = MaskedBatches(schedule, [rows], half, draws=4, seed=1)
+    batches = MaskedBatches(sampler, [rows], half, draws=4, seed=1)
     assert len({str(each) for step in range(3) for each in original(batches[step])}) == 1
     assert len({str(each) for step in range(3) for each in seen(batches[step])}) == 12
 

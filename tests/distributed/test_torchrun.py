@@ -44,7 +44,7 @@ def check_equal(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
 
 
 @pytest.mark.parametrize(
-    "overrides", [(), pytest.param(("objective.chunk_tokens=100",), marks=pytest.mark.slow)]
+    "overrides", [(), pytest.param(("objective.micro_batch_tokens=100",), marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_give_the_losses_of_one(

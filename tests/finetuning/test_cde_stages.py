@@ -31,7 +31,7 @@ def test_stage_one_is_as_appendix_g_says() -> None:
     assert not recipe.objective.cross_device
     optim = recipe.optim
     assert (optim.name, optim.lr, optim.warmup_steps) == ("adam", 5e-5, 1000)
-    assert (optim.schedule, optim.final_lr_share, optim.decay_until) == ("linear", 0, 1)
+    assert (optim.schedule, optim.min_lr_ratio, optim.decay_until) == ("linear", 0, 1)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from support.small_runs import STEPS, metrics_of, state_of, write_source
 import embedkit
 from embedkit import BatchTable, api, distributed
 from embedkit.errors import DataError, UserError
-from embedkit.finetuning.mixture import build_schedule, open_batches, open_mixture
+from embedkit.finetuning.mixture import build_batch_sampler, open_batches, open_mixture
 from embedkit.finetuning.show_batch import texts_of_step
 from embedkit.recipe import Recipe, load_recipe
 
@@ -141,7 +141,7 @@ def test_a_batch_that_does_not_reach_all_ranks_is_refused(
 def check_few(recipe: Recipe) -> None:
     mixture = open_batches(open_mixture(recipe), recipe)
     with pytest.raises(DataError, match="source few has batches of 3, fewer than the 4 ranks"):
-        build_schedule(mixture, recipe)
+        build_batch_sampler(mixture, recipe)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_settings_that_lack_what_they_go_by_are_refused(
     assert "\n" not in str(refused.value)
 
 
-def test_a_cut_source_is_counted_in_its_own_batches(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_cut_source_is_counted_in_its_batches_per_rank(tiny_model: Path, tmp_path: Path) -> None:
     few = write_source(tmp_path, "few", 5, 0)
     tables: dict[str, Any] = {
         "model": str(tiny_model),

@@ -39,7 +39,7 @@ from embedkit.training import checkpoint
 TWO_STAGES = [
     "objective.kind=contextual",
     "objective.temperature=0.07",
-    "objective.chunk_tokens=200",
+    "objective.micro_batch_tokens=200",
     "context={num_context = 5, context_dropout = 0.1}",
 ]
 CORPUS = ["amber birch", "cedar delta ember", "fjord", "grove heron inlet jetty"]
@@ -153,7 +153,7 @@ def test_ranks_with_batches_of_their_own_do_what_one_does_by_accumulating(
     model = still(small_recipe, tmp_path)
     overrides = [*kind, *quiet, *table, f"model={model}"]
     run_on_ranks(2, api.finetune, load_recipe(str(small_recipe), overrides), tmp_path / "ranks")
-    alone = load_recipe(str(small_recipe), [*overrides, "optim.accumulation=2"])
+    alone = load_recipe(str(small_recipe), [*overrides, "optim.gradient_accumulation_steps=2"])
     api.finetune(alone, tmp_path / "alone")
     one, two = (metrics_of(tmp_path / name) for name in ("alone", "ranks"))
     for ours, theirs in zip(one, two, strict=True):
@@ -277,14 +277,14 @@ def test_widths_of_two_stages_are_trained_too(small_recipe: Path, tmp_path: Path
     assert "truncate_dim=8" in (tmp_path / "run" / "model" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("own_batches", [False, True])
+@pytest.mark.parametrize("batches_per_rank", [False, True])
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_context_that_is_shown_is_the_one_that_is_read(
-    world_size: int, own_batches: bool, small_recipe: Path, small_tables: Path, tmp_path: Path
+    world_size: int, batches_per_rank: bool, small_recipe: Path, small_tables: Path, tmp_path: Path
 ) -> None:
-    table = on_table(small_tables / "one") if own_batches else []
+    table = on_table(small_tables / "one") if batches_per_rank else []
     # Uncached, so that every context is read once and in one piece.
-    changes = ["objective.chunk_tokens=", "steps=3", "optim.accumulation=2"]
+    changes = ["objective.micro_batch_tokens=", "steps=3", "optim.gradient_accumulation_steps=2"]
     recipe = contextual(small_recipe, *table, *changes)
     run_on_ranks(world_size, check_contexts, recipe, tmp_path)
     by_rank = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world_size)]

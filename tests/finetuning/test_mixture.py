@@ -7,7 +7,12 @@ from support.small_runs import STEPS
 
 from embedkit.data.pairs.records import Records
 from embedkit.errors import DataError, UserError
-from embedkit.finetuning.mixture import build_schedule, open_mixture, resolve_steps, stored_prompts
+from embedkit.finetuning.mixture import (
+    build_batch_sampler,
+    open_mixture,
+    resolve_steps,
+    stored_prompts,
+)
 from embedkit.finetuning.show_batch import texts_of_step
 from embedkit.recipe import Recipe, load_recipe
 
@@ -88,14 +93,16 @@ def test_of_the_prompts_of_several_uses_those_of_a_search_are_the_models() -> No
 
 
 def test_epochs_become_steps_and_a_step_may_take_several_batches() -> None:
-    recipe = recipe_over("a", steps=None, epochs=2.0, optim={"lr": 1e-3, "accumulation": 2})
+    recipe = recipe_over(
+        "a", steps=None, epochs=2.0, optim={"lr": 1e-3, "gradient_accumulation_steps": 2}
+    )
     mixture = open_mixture(recipe, {"a": records(64)})
     resolved = resolve_steps(recipe, mixture)
     # 16 batches an epoch, two a step.
     assert (resolved.steps, resolved.epochs) == (16, None)
-    schedule = build_schedule(mixture, resolved)
-    assert len(schedule) == 32
-    assert schedule.passes() == [2.0]
+    sampler = build_batch_sampler(mixture, resolved)
+    assert len(sampler) == 32
+    assert sampler.passes() == [2.0]
     assert resolve_steps(resolved, mixture) is resolved
 
 
@@ -106,10 +113,10 @@ def test_an_epoch_has_fewer_steps_where_more_ranks_read_batches_of_their_own() -
     mixture = open_mixture(recipe_over("a", **changes), {"a": records(64)})
     for cross_device, steps in ((True, 32), (False, 8)):
         recipe = recipe_over("a", **changes, objective={"cross_device": cross_device})
-        assert recipe.own_batches is not cross_device
+        assert recipe.batches_per_rank is not cross_device
         resolved = resolve_steps(recipe, mixture, ranks=4)
         assert resolved.steps == steps
-        assert build_schedule(mixture, resolved, ranks=4).passes() == [2.0]
+        assert build_batch_sampler(mixture, resolved, ranks=4).passes() == [2.0]
 
 
 def test_a_batch_that_does_not_reach_all_ranks_is_refused() -> None:
@@ -119,7 +126,7 @@ def test_a_batch_that_does_not_reach_all_ranks_is_refused() -> None:
 def check_small_batch(given: Records) -> None:
     recipe = recipe_over("a")
     with pytest.raises(DataError, match="source a has batches of 1, fewer than the 2 ranks"):
-        build_schedule(open_mixture(recipe, {"a": given}), recipe)
+        build_batch_sampler(open_mixture(recipe, {"a": given}), recipe)
 
 
 def test_a_step_is_shown_with_its_pairs_and_their_negatives(small_recipe: Path) -> None:
@@ -136,7 +143,7 @@ def test_a_step_is_shown_with_its_pairs_and_their_negatives(small_recipe: Path) 
 
 
 def test_every_batch_of_an_accumulated_step_is_shown(small_recipe: Path) -> None:
-    recipe = load_recipe(str(small_recipe), ["optim.accumulation=3"])
+    recipe = load_recipe(str(small_recipe), ["optim.gradient_accumulation_steps=3"])
     headers = [line for line in texts_of_step(recipe, 2) if line.startswith("step 2, batch ")]
     assert len(headers) == 3
     assert len({header.rpartition(" ")[2] for header in headers}) == 1

@@ -14,7 +14,7 @@ from support.interrupted import start
 from embedkit.data.pairs.records import Records
 from embedkit.mining import candidates, mine_source, stored_vectors
 from embedkit.mining.mine_source import mine
-from embedkit.mining.output_folder import Place
+from embedkit.mining.output_folder import OutputFolder
 from embedkit.storage import blocks
 
 ROWS = [{"query": f"question {n}", "positive": f"answer {n * 7 % 11} {n}"} for n in range(11)]
@@ -89,7 +89,7 @@ LATER = [
     ((Path, "rename"), 3, True),
     ((Path, "rename"), 4, False),
     ((Path, "rename"), 4, True),
-    ((Place, "_clear"), 2, True),
+    ((OutputFolder, "_clear"), 2, True),
 ]
 
 

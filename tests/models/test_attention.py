@@ -25,8 +25,10 @@ def inputs(lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 def attended(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
     """Through ``kernel``, with the order of its layout made and undone."""
     layout = Layout.of(torch.tensor(lengths), kernel, q.device)
-    entered = [layout.enter(x) for x in (q, k, v)]
-    return layout.leave(attend(entered[0], entered[1], entered[2], layout))
+    sorted_by_length = [layout.sort(x) for x in (q, k, v)]
+    return layout.unsort(
+        attend(sorted_by_length[0], sorted_by_length[1], sorted_by_length[2], layout)
+    )
 
 
 def gradients(outcome: Tensor, wrt: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -79,11 +81,11 @@ def test_sequences_never_see_each_other(kernel: Kernel, tolerance: float) -> Non
 
 def test_a_grouped_layout_puts_equal_lengths_side_by_side() -> None:
     layout = Layout.of(torch.tensor([3, 1, 2, 1]), "grouped", CPU)
-    assert layout.runs == ((1, 2), (2, 1), (3, 1))
+    assert layout.length_groups == ((1, 2), (2, 1), (3, 1))
     assert layout.ends.tolist() == [0, 1, 2, 4, 7]
     tokens = torch.tensor([30, 31, 32, 10, 20, 21, 11])
-    assert layout.enter(tokens).tolist() == [10, 11, 20, 21, 30, 31, 32]
-    assert torch.equal(layout.leave(layout.enter(tokens)), tokens)
+    assert layout.sort(tokens).tolist() == [10, 11, 20, 21, 30, 31, 32]
+    assert torch.equal(layout.unsort(layout.sort(tokens)), tokens)
 
 
 def test_a_layout_that_needs_no_order_moves_nothing() -> None:
@@ -91,14 +93,14 @@ def test_a_layout_that_needs_no_order_moves_nothing() -> None:
     given: list[tuple[list[int], Kernel]] = [([1, 2, 3], "grouped"), ([3, 1, 2], "varlen")]
     for lengths, kernel in given:
         layout = Layout.of(torch.tensor(lengths), kernel, CPU)
-        assert layout.enter(tokens) is tokens
-        assert layout.leave(tokens) is tokens
+        assert layout.sort(tokens) is tokens
+        assert layout.unsort(tokens) is tokens
         assert layout.ends.diff().tolist() == lengths
 
 
 def test_a_layout_passes_over_empty_sequences() -> None:
     layout = Layout.of(torch.tensor([0, 2, 0, 2, 1]), "reference", CPU)
-    assert layout.runs == ((2, 2), (1, 1))
+    assert layout.length_groups == ((2, 2), (1, 1))
     assert layout.ends.tolist() == [0, 2, 4, 5]
 
 

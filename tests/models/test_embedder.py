@@ -16,7 +16,7 @@ from tokenizers.normalizers import BertNormalizer
 
 from embedkit.models import encoding, hub
 from embedkit.models.embedder import Embedder, Pooling
-from embedkit.recipe import Embedder as Settings
+from embedkit.recipe import ModelSettings
 from embedkit.tokens.batch import TokenBatch
 
 TEXTS = [
@@ -46,7 +46,7 @@ def theirs(pooling: Pooling, *, include_prompt: bool, prompt: str) -> NDArray[np
 def test_vectors_are_those_of_sentence_transformers(
     pooling: Pooling, prompt: str, include: bool
 ) -> None:
-    ours = hub.load("starter", settings=Settings(pooling=pooling, include_prompt=include))
+    ours = hub.load("starter", settings=ModelSettings(pooling=pooling, include_prompt=include))
     expected = theirs(pooling, include_prompt=include, prompt=prompt)
     np.testing.assert_allclose(ours.encode(TEXTS, prompt=prompt), expected, atol=1e-5)
 

@@ -10,15 +10,15 @@ from support.bare_venv import run_bare
 from embedkit.models import hub
 from embedkit.models.embedder import Embedder
 from embedkit.models.export import write_model
-from embedkit.recipe import Embedder as Settings
+from embedkit.recipe import ModelSettings
 
 TEXTS = ["Fever with chills", "", "def add(a, b): return a + b", "word " * 200]
 PROMPTS = {"query": "find: ", "document": "passage number: ", "mine-query": "mine: "}
 KINDS = {
-    "mean": Settings(pooling="mean"),
-    "cls": Settings(pooling="cls"),
-    "mean-of-text": Settings(pooling="mean", include_prompt=False),
-    "first-of-text": Settings(pooling="cls", include_prompt=False),
+    "mean": ModelSettings(pooling="mean"),
+    "cls": ModelSettings(pooling="cls"),
+    "mean-of-text": ModelSettings(pooling="mean", include_prompt=False),
+    "first-of-text": ModelSettings(pooling="cls", include_prompt=False),
 }
 
 

@@ -21,7 +21,7 @@ from embedkit.models.backbones import NeoBERTBackbone
 from embedkit.models.embedder import Embedder
 from embedkit.models.export import export, write_model
 from embedkit.models.neobert import NeoBERTForMaskedLM, NeoBERTModel
-from embedkit.recipe import Embedder as Settings
+from embedkit.recipe import ModelSettings
 
 TEXTS = ["Fever with chills", "", "def add(a, b): return a + b", "word " * 150]
 
@@ -177,7 +177,7 @@ def test_a_tokenizers_limit_is_not_a_neoberts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_the_kernel_asked_for_is_used(masked_lm: Path, attention: str) -> None:
-    settings = Settings.model_validate({"attention": attention})
+    settings = ModelSettings.model_validate({"attention": attention})
     embedder = hub.load(str(masked_lm), settings=settings)
     assert embedder.backbone.model.config._attn_implementation == attention
     expected = hub.load(str(masked_lm)).encode(TEXTS)

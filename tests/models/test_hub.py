@@ -17,7 +17,7 @@ from transformers import RobertaConfig, RobertaForMaskedLM
 from embedkit.errors import UserError
 from embedkit.models import hub
 from embedkit.models.export import write_model
-from embedkit.recipe import Embedder as Settings
+from embedkit.recipe import ModelSettings
 
 TEXTS = ["Fever with chills", "", "def add(a, b): return a + b", "word " * 200]
 
@@ -37,9 +37,9 @@ def test_a_bare_encoder_is_pooled_by_the_mean_and_reads_what_it_can(tiny_model: 
 
 
 def test_settings_win_over_what_the_folder_says(tiny_model: Path, tmp_path: Path) -> None:
-    write_model(hub.load(str(tiny_model), settings=Settings(pooling="cls")), tmp_path / "cls")
+    write_model(hub.load(str(tiny_model), settings=ModelSettings(pooling="cls")), tmp_path / "cls")
     assert hub.load(str(tmp_path / "cls")).pooling == "cls"
-    settings = Settings(pooling="mean", include_prompt=False)
+    settings = ModelSettings(pooling="mean", include_prompt=False)
     embedder = hub.load(str(tmp_path / "cls"), settings=settings)
     assert (embedder.pooling, embedder.include_prompt) == ("mean", False)
 
@@ -73,7 +73,7 @@ def test_a_limit_that_only_the_tokenizer_states_is_taken(tiny_model: Path, tmp_p
 
 @pytest.mark.slow
 def test_a_hub_id_brings_what_its_folder_does(tiny_model: Path, tmp_path: Path) -> None:
-    embedder = hub.load(str(tiny_model), settings=Settings(pooling="cls"))
+    embedder = hub.load(str(tiny_model), settings=ModelSettings(pooling="cls"))
     embedder.prompts, embedder.max_tokens = {"query": "find: "}, 32
     cached = tmp_path / "hub" / "models--org--small"
     write_model(embedder, cached / "snapshots" / ("a" * 40))

@@ -11,7 +11,7 @@ from embedkit.errors import UserError
 from embedkit.models import hub, onnx
 from embedkit.models.embedder import Embedder
 from embedkit.models.export import export
-from embedkit.recipe import Embedder as Settings
+from embedkit.recipe import ModelSettings
 
 BATCHES = [
     ["Fever with chills"],
@@ -50,7 +50,7 @@ def test_a_neobert_is_the_same_as_a_graph(changes: dict[str, object], tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_any_encoder_is_the_same_as_a_graph(tiny_model: Path, pooling: str, tmp_path: Path) -> None:
-    settings = Settings.model_validate({"pooling": pooling})
+    settings = ModelSettings.model_validate({"pooling": pooling})
     embedder = hub.load(str(tiny_model), settings=settings)
     check(embedder, export(embedder, tmp_path / "graph", to="onnx"))
 
@@ -74,7 +74,7 @@ def test_what_is_missing_is_named_with_its_remedy(
 
 
 def test_a_pooling_that_a_graph_cannot_know_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    embedder = hub.load(str(tiny_model), settings=Settings(include_prompt=False))
+    embedder = hub.load(str(tiny_model), settings=ModelSettings(include_prompt=False))
     embedder.prompts = {"query": "find: "}
     with pytest.raises(UserError, match="pools without its prompt"):
         export(embedder, tmp_path / "graph", to="onnx")

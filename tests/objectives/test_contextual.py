@@ -43,7 +43,7 @@ def chunked(
     chunks = chunks_by_budget(tokens.lengths + overhead, budget)
     parts = []
     for number, chunk in enumerate(chunks):
-        torch.manual_seed(rng.key(key, number))
+        torch.manual_seed(rng.fold_in(key, number))
         parts.append(encode(tokens.select(chunk)))
     return torch.cat(parts)[torch.cat(chunks).argsort()]
 
@@ -65,14 +65,14 @@ def in_one_graph(
     """The mean loss where each group of rows is a rank, with its own context and candidates."""
     losses = []
     for rank, group in enumerate(groups):
-        batch, key = share(group), rng.key(KEY, rank)
+        batch, key = share(group), rng.fold_in(KEY, rank)
         rows = context_rows(len(batch.documents), model.config.num_context, key)
         context = chunked(
-            model.embed_context, batch.documents.select(rows), budget, rng.key(key, "context")
+            model.embed_context, batch.documents.select(rows), budget, rng.fold_in(key, "context")
         )
         encode, overhead = partial(model, context=context), model.config.num_prefix
         queries, vectors = (
-            chunked(encode, tokens, budget, rng.key(key, role), overhead)
+            chunked(encode, tokens, budget, rng.fold_in(key, role), overhead)
             for role, tokens in (("queries", batch.queries), ("documents", batch.documents))
         )
         scores = queries @ vectors.T / TAU
@@ -102,13 +102,13 @@ def cached(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     config = Contrastive(
         temperature=TAU,
-        chunk_tokens=budget,
+        micro_batch_tokens=budget,
         cross_device=False,
         false_negatives="absolute" if filtering else "off",
     )
     batch = replace(share(EVERYTHING[0]), surrogate=SURROGATE)
     metrics = ContextualObjective(config).backward(
-        model, batch, key=rng.key(KEY, 0) if key is None else key, scale=scale
+        model, batch, key=rng.fold_in(KEY, 0) if key is None else key, scale=scale
     )
     return gradients(model), metrics
 
@@ -178,10 +178,10 @@ def test_without_dropout_chunks_do_not_matter() -> None:
 
 def check(expected: Expected, budget: int | None) -> None:
     mine = distributed.share_of(len(ROWS), distributed.rank(), distributed.world_size())
-    config = Contrastive(temperature=TAU, chunk_tokens=budget, cross_device=False)
+    config = Contrastive(temperature=TAU, micro_batch_tokens=budget, cross_device=False)
     model = contextual("neobert", num_context=3)
     metrics = ContextualObjective(config).backward(
-        model, share(range(len(ROWS))[mine]), key=rng.key(KEY, distributed.rank()), scale=1.0
+        model, share(range(len(ROWS))[mine]), key=rng.fold_in(KEY, distributed.rank()), scale=1.0
     )
     distributed.average_gradients(model.parameters())
     torch.testing.assert_close(gradients(model), expected.gradients)

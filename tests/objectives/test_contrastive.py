@@ -166,12 +166,12 @@ def shares(world_size: int) -> list[range]:
     ]
 
 
-@pytest.mark.parametrize("chunk_tokens", [None, 1, 5, 1000])
+@pytest.mark.parametrize("micro_batch_tokens", [None, 1, 5, 1000])
 @pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_gradients_depend_on_neither_ranks_nor_chunks(
-    world_size: int, chunk_tokens: int | None
+    world_size: int, micro_batch_tokens: int | None
 ) -> None:
-    config = Contrastive(temperature=TAU, chunk_tokens=chunk_tokens)
+    config = Contrastive(temperature=TAU, micro_batch_tokens=micro_batch_tokens)
     run_on_ranks(world_size, check, config, by_loops(EVERYTHING), True)
 
 
@@ -182,17 +182,17 @@ def test_nor_on_how_many_scores_exist_at_a_time(
     world_size: int, scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contrastive, "_SCORES", scores)
-    config = Contrastive(temperature=TAU, chunk_tokens=5, symmetric=True)
+    config = Contrastive(temperature=TAU, micro_batch_tokens=5, symmetric=True)
     run_on_ranks(world_size, check, config, by_loops(EVERYTHING, symmetric=True), True)
 
 
-@pytest.mark.parametrize("chunk_tokens", [None, 5])
+@pytest.mark.parametrize("micro_batch_tokens", [None, 5])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.slow
 def test_without_cross_device_a_rank_scores_its_own_documents(
-    world_size: int, chunk_tokens: int | None
+    world_size: int, micro_batch_tokens: int | None
 ) -> None:
-    config = Contrastive(temperature=TAU, chunk_tokens=chunk_tokens, cross_device=False)
+    config = Contrastive(temperature=TAU, micro_batch_tokens=micro_batch_tokens, cross_device=False)
     run_on_ranks(world_size, check, config, by_loops(shares(world_size)), True)
 
 
@@ -218,15 +218,15 @@ def test_a_source_without_in_batch_negatives_scores_each_querys_own(
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("chunk_tokens", [None, 5])
+@pytest.mark.parametrize("micro_batch_tokens", [None, 5])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.slow
 def test_gradients_of_cut_vectors_depend_on_neither_ranks_nor_chunks(
-    world_size: int, chunk_tokens: int | None, symmetric: bool
+    world_size: int, micro_batch_tokens: int | None, symmetric: bool
 ) -> None:
     config = Contrastive(
         temperature=TAU,
-        chunk_tokens=chunk_tokens,
+        micro_batch_tokens=micro_batch_tokens,
         symmetric=symmetric,
         matryoshka_dims=tuple(WIDTHS),
         matryoshka_weights=tuple(WIDTHS.values()),
@@ -276,7 +276,7 @@ def test_gradients_are_added_and_scaled() -> None:
 
 
 def test_dropout_depends_on_the_key_alone() -> None:
-    objective = ContrastiveObjective(Contrastive(chunk_tokens=8))
+    objective = ContrastiveObjective(Contrastive(micro_batch_tokens=8))
     found: list[Tensor] = []
     for key in (1, 1, 2):
         torch.manual_seed(len(found))

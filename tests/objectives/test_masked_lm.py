@@ -59,19 +59,19 @@ def whole() -> tuple[float, dict[str, Tensor]]:
     return loss.item(), gradients(language_model)
 
 
-@pytest.mark.parametrize("micro_tokens", [1, 7, 16, 1000])
+@pytest.mark.parametrize("micro_batch_tokens", [1, 7, 16, 1000])
 @pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_gradients_depend_on_neither_ranks_nor_micro_batches(
-    world_size: int, micro_tokens: int
+    world_size: int, micro_batch_tokens: int
 ) -> None:
-    run_on_ranks(world_size, check_share, micro_tokens, *whole())
+    run_on_ranks(world_size, check_share, micro_batch_tokens, *whole())
 
 
-def check_share(micro_tokens: int, loss: float, expected: dict[str, Tensor]) -> None:
+def check_share(micro_batch_tokens: int, loss: float, expected: dict[str, Tensor]) -> None:
     language_model, step = model(), batch()
     rows = torch.arange(len(LENGTHS))
     mine = rows[distributed.share_of(len(rows), distributed.rank(), distributed.world_size())]
-    objective = MaskedLMObjective(micro_tokens, 12, no_flops)
+    objective = MaskedLMObjective(micro_batch_tokens, 12, no_flops)
     metrics = objective.backward(language_model, step.select(mine), key=0, scale=0.5)
     distributed.average_gradients(language_model.parameters())
     found = {name: 2 * each for name, each in gradients(language_model).items()}

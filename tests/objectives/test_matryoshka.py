@@ -50,15 +50,15 @@ class Peer(nn.Module):
         return self.embedder.backbone.width
 
 
-@pytest.mark.parametrize("chunk_tokens", [None, 6])
+@pytest.mark.parametrize("micro_batch_tokens", [None, 6])
 @pytest.mark.parametrize("weights", [None, (2.0, 1.0, 0.5)])
 @pytest.mark.parametrize("dims", [(16, 8, 4), (12, 5, 1)])
 def test_loss_and_gradients_are_those_of_sentence_transformers(
-    dims: tuple[int, ...], weights: tuple[float, ...] | None, chunk_tokens: int | None
+    dims: tuple[int, ...], weights: tuple[float, ...] | None, micro_batch_tokens: int | None
 ) -> None:
     config = Contrastive(
         temperature=TAU,
-        chunk_tokens=chunk_tokens,
+        micro_batch_tokens=micro_batch_tokens,
         matryoshka_dims=dims,
         matryoshka_weights=weights,
     )

@@ -127,7 +127,7 @@ def test_ranks_give_the_losses_of_one(
 
 
 def test_micro_batches_change_no_loss(recipe: str, alone: Path, tmp_path: Path) -> None:
-    pretrain(recipe, ("data.micro_tokens=100000", "data.workers=2"), tmp_path / "run")
+    pretrain(recipe, ("data.micro_batch_tokens=100000", "data.workers=2"), tmp_path / "run")
     check_equal(tmp_path / "run", alone)
 
 
@@ -307,7 +307,7 @@ def test_texts_of_ones_own_stand_in_for_a_manifest(recipe: str, tmp_path: Path) 
         (("init_from=x", "start.bias='frequencies'"), "start: concerns random weights"),
         (("init_from=nowhere/at/all",), "nowhere/at/all: no such folder"),
         (("data.draw_rows=3",), "8 rows a step, which is not a multiple of draw_rows = 3"),
-        (("optim.accumulation=2",), r"set data\.micro_tokens instead"),
+        (("optim.gradient_accumulation_steps=2",), r"set data\.micro_batch_tokens instead"),
         (("steps=0",), "steps: "),
     ],
 )

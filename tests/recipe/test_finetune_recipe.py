@@ -31,7 +31,7 @@ def test_a_recipe_is_complete_with_its_defaults(file: str) -> None:
 
 
 def test_a_resolved_recipe_reads_back(file: str) -> None:
-    recipe = load_recipe(file, ["objective.chunk_tokens=64", "evaluation.tasks=['STS12']"])
+    recipe = load_recipe(file, ["objective.micro_batch_tokens=64", "evaluation.tasks=['STS12']"])
     Path(file).write_text(tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True)))
     assert load_recipe(file) == recipe
 

@@ -165,7 +165,7 @@ CHANGES = {
     7: {"model.hidden_size", "model.num_hidden_layers", "model.intermediate_size"},
     8: {"model.hidden_size", "model.num_hidden_layers", "model.intermediate_size"},
     9: {
-        *("data.batch_tokens", "data.max_tokens", "data.micro_tokens"),
+        *("data.batch_tokens", "data.max_tokens", "data.micro_batch_tokens"),
         *("model.max_position_embeddings", "optim.lr", "optim.weight_decay"),
     },
 }

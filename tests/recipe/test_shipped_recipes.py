@@ -73,7 +73,7 @@ def test_each_of_the_four_trainings_of_the_paper_is_the_starter_with_other_setti
     plain = ["objective.kind=contrastive", "context="] if objective == "contrastive" else []
     recipe = load_recipe("cde-starter", [f"data.batches={batches}", *plain])
     assert (recipe.data.batches, recipe.objective.kind) == (batches, objective)
-    kept = {"temperature", "false_negatives", "margin", "chunk_tokens"}
+    kept = {"temperature", "false_negatives", "margin", "micro_batch_tokens"}
     ours, starter = (each.objective.model_dump(include=kept) for each in (recipe, STARTER))
     assert ours == starter
 

@@ -112,7 +112,7 @@ def write_small_pretraining(folder: Path, tokenizer: str) -> Path:
             "packing": "exact",
             "batch_tokens": 192,
             "draw_rows": 4,
-            "micro_tokens": 50,
+            "micro_batch_tokens": 50,
             "workers": 0,
             "mix": [
                 {"manifest": str(folder / "short.toml"), "weight": 0.5},

@@ -13,7 +13,7 @@ from tokenizers.processors import RobertaProcessing
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from embedkit.models import hub
-from embedkit.recipe import Embedder as Settings
+from embedkit.recipe import ModelSettings
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.tokenizer import Tokenize
 
@@ -127,7 +127,7 @@ def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_prompt_is_as_long_as_sentence_transformers_counts_it(
     prompt: str, length: int, bpe: Path
 ) -> None:
-    ours = hub.load(str(bpe), settings=Settings(pooling="mean", include_prompt=False))
+    ours = hub.load(str(bpe), settings=ModelSettings(pooling="mean", include_prompt=False))
     texts = ["fever with chills", " a cold"]
     tokens = Tokenize(ours.tokenizer)(texts, prompt, 64)
     assert tokens.prompt_lengths.tolist() == [length, length]

@@ -25,13 +25,13 @@ def test_a_constant_rate_stays() -> None:
 
 def test_a_linear_rate_falls_in_a_line() -> None:
     expected = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]
-    assert rates(5, schedule="linear", final_lr_share=0.5) == pytest.approx(expected)
+    assert rates(5, schedule="linear", min_lr_ratio=0.5) == pytest.approx(expected)
     assert rates(5, schedule="linear")[-1] == 0
 
 
 def test_a_cosine_rate_falls_along_half_a_wave() -> None:
     expected = [0.2 + 0.8 * (1 + math.cos(math.pi * step / 8)) / 2 for step in range(9)]
-    assert rates(8, schedule="cosine", final_lr_share=0.2) == pytest.approx(expected)
+    assert rates(8, schedule="cosine", min_lr_ratio=0.2) == pytest.approx(expected)
 
 
 def test_the_fall_begins_where_warm_up_ends() -> None:

@@ -18,8 +18,8 @@ from embedkit.recipe import Recipe, load_recipe
 from embedkit.training.interrupt import StopRequest
 from embedkit.training.trainer import Interrupted
 
-CACHED = "objective.chunk_tokens=100"
-ACCUMULATED = "optim.accumulation=2"
+CACHED = "objective.micro_batch_tokens=100"
+ACCUMULATED = "optim.gradient_accumulation_steps=2"
 ADAPTED = ("lora.rank=4", "lora.dropout=0.2", "objective.matryoshka_dims=[32, 8]")
 
 

@@ -145,11 +145,11 @@ def test_a_run_says_what_it_is(tmp_path: Path) -> None:
         ({"data__alpha": 1.0}, "data.alpha: 0.5 -> 1.0"),
         ({"data__max_query_tokens": 64}, "data.max_query_tokens: 512 -> 64"),
         ({"objective__temperature": 0.05}, "objective.temperature: 0.07 -> 0.05"),
-        ({"objective__chunk_tokens": 64}, "objective.chunk_tokens: null -> 64"),
+        ({"objective__chunk_tokens": 64}, "objective.micro_batch_tokens: null -> 64"),
         ({"optim__lr": 1e-3}, "optim.lr: 0.0001 -> 0.001"),
-        ({"optim__accumulation": 2}, "optim.accumulation: 1 -> 2"),
+        ({"optim__gradient_accumulation_steps": 2}, "optim.gradient_accumulation_steps: 1 -> 2"),
         ({"embedder": {"pooling": "cls"}}, 'embedder.pooling: null -> "cls"'),
-        ({"seed": 1, "optim__clip": 0.0}, "seed: 0 -> 1; optim.clip: 1.0 -> 0.0"),
+        ({"seed": 1, "optim__clip": 0.0}, "seed: 0 -> 1; optim.max_grad_norm: 1.0 -> 0.0"),
     ],
 )
 def test_a_changed_key_is_refused_by_name(
@@ -217,7 +217,7 @@ def test_another_world_size_is_refused_unless_allowed(tmp_path: Path) -> None:
 
 def test_where_ranks_have_batches_of_their_own_others_would_read_other_ones(tmp_path: Path) -> None:
     folder = run_with_checkpoint(tmp_path / "run", recipe_with())
-    facts = facts_of(recipe_with(), world_size=4, own_batches=True)
+    facts = facts_of(recipe_with(), world_size=4, batches_per_rank=True)
     with pytest.raises(UserError, match=r"4; every rank reads batches of its own, so that steps"):
         resumed(folder, facts)
 

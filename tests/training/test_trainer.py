@@ -69,8 +69,8 @@ def train(
     optim = {
         "lr": 0.1,
         "schedule": "constant",
-        "clip": 0.0,
-        "accumulation": accumulation,
+        "max_grad_norm": 0.0,
+        "gradient_accumulation_steps": accumulation,
         **changes,
     }
     tables = {
@@ -118,9 +118,7 @@ def test_a_constant_rate_is_warmed_up_and_stays() -> None:
 def test_a_linear_rate_falls_to_the_share_that_is_left() -> None:
     assert rates(4, schedule="linear") == pytest.approx([1, 0.75, 0.5, 0.25])
     expected = [0.5, 1, 0.875, 0.75, 0.625]
-    assert rates(5, schedule="linear", warmup_steps=1, final_lr_share=0.5) == pytest.approx(
-        expected
-    )
+    assert rates(5, schedule="linear", warmup_steps=1, min_lr_ratio=0.5) == pytest.approx(expected)
 
 
 def test_a_cosine_rate_is_half_way_down_in_the_middle() -> None:
@@ -166,7 +164,9 @@ def test_a_run_is_what_torch_does_by_hand(name: str, tmp_path: Path) -> None:
 
 def test_accumulation_does_not_change_what_the_loss_means(tmp_path: Path) -> None:
     whole, _ = train(tmp_path / "whole", [[0, 1, 2, 3, 4, 5]] * 3)
-    parts, _ = train(tmp_path / "parts", [[0, 1], [2, 3], [4, 5]] * 3, accumulation=3)
+    parts, _ = train(
+        tmp_path / "parts", [[0, 1], [2, 3], [4, 5]] * 3, gradient_accumulation_steps=3
+    )
     torch.testing.assert_close(parameters(parts), parameters(whole))
     for one, other in zip(
         metrics_of(tmp_path / "whole"), metrics_of(tmp_path / "parts"), strict=True
@@ -178,7 +178,7 @@ def test_accumulation_does_not_change_what_the_loss_means(tmp_path: Path) -> Non
 def test_a_gradient_is_clipped_to_its_norm_and_its_norm_told(tmp_path: Path) -> None:
     # With a large eps an update of Adam grows with the gradient.
     free, _ = train(tmp_path / "free", [[0, 1]], eps=1e3, weight_decay=0.0)
-    clipped, _ = train(tmp_path / "clipped", [[0, 1]], eps=1e3, weight_decay=0.0, clip=0.5)
+    clipped, _ = train(tmp_path / "clipped", [[0, 1]], eps=1e3, weight_decay=0.0, max_grad_norm=0.5)
     (one,), (other,) = metrics_of(tmp_path / "free"), metrics_of(tmp_path / "clipped")
     assert one["grad_norm"] == other["grad_norm"] > 1
     start = parameters(linear())
@@ -188,9 +188,9 @@ def test_a_gradient_is_clipped_to_its_norm_and_its_norm_told(tmp_path: Path) -> 
 
 
 def test_each_batch_of_each_step_draws_from_its_own_key(tmp_path: Path) -> None:
-    _, objective = train(tmp_path, [[0], [1], [2], [3]], accumulation=2)
+    _, objective = train(tmp_path, [[0], [1], [2], [3]], gradient_accumulation_steps=2)
     expected = [
-        rng.key(3, "step", step, batch, 0) for step, batch in ((0, 0), (0, 1), (1, 0), (1, 1))
+        rng.fold_in(3, "step", step, batch, 0) for step, batch in ((0, 0), (0, 1), (1, 0), (1, 1))
     ]
     assert objective.keys == expected
     assert len(set(expected)) == 4
@@ -205,7 +205,7 @@ def check_ranks(folder: Path, expected: Tensor) -> None:
     rank = distributed.rank()
     model, objective = train(folder, [[2 * rank, 2 * rank + 1]] * 3)
     torch.testing.assert_close(parameters(model).detach(), expected)
-    assert objective.keys == [rng.key(3, "step", step, 0, rank) for step in range(3)]
+    assert objective.keys == [rng.fold_in(3, "step", step, 0, rank) for step in range(3)]
     if rank == 0:
         assert len(metrics_of(folder)) == 3
 

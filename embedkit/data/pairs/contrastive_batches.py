@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed, rng
-from embedkit.data.batch_sampler import Schedule
+from embedkit.data.batch_sampler import BatchSampler
 from embedkit.data.pairs.records import Record, Records
 from embedkit.data.vector_store import VectorStore
 from embedkit.recipe import Data
@@ -72,30 +72,31 @@ class ContrastiveBatch:
 class Batches(Dataset[ContrastiveBatch]):
     """Batch number -> what this rank reads of it, tokenized.
 
-    That is a slice of the schedule's batch of this number. With ``own_batches`` it is a batch of
-    the schedule for every rank: number ``n`` of W ranks stands for ``n * W`` to ``n * W + W - 1``.
-    ``vectors`` are those of every source, in the order of ``records``, if batches are to have them.
+    A rank reads its slice of the sampler's batch of this number. With ``batches_per_rank`` every
+    rank reads a whole batch: number ``n`` of W ranks stands for the sampler's ``n * W`` to
+    ``n * W + W - 1``. ``vectors`` are the surrogate's, of every source in the order of ``records``,
+    if batches are to have them.
     """
 
     def __init__(
         self,
-        schedule: Schedule,
+        sampler: BatchSampler,
         records: Sequence[Records],
         tokenizer: PreTrainedTokenizerBase,
         data: Data,
         *,
         seed: int,
-        own_batches: bool = False,
+        batches_per_rank: bool = False,
         vectors: Sequence[VectorStore] = (),
     ) -> None:
-        self._schedule, self._records, self._data = schedule, records, data
-        self._own_batches, self._vectors = own_batches, vectors
+        self._sampler, self._records, self._data = sampler, records, data
+        self._batches_per_rank, self._vectors = batches_per_rank, vectors
         self._tokenize, self._seed = Tokenize(tokenizer), seed
         # Workers may be spawned, and know nothing of ranks.
         self._rank, self._world_size = distributed.rank(), distributed.world_size()
 
     def __len__(self) -> int:
-        return len(self._schedule) // (self._world_size if self._own_batches else 1)
+        return len(self._sampler) // (self._world_size if self._batches_per_rank else 1)
 
     def __getitem__(self, batch: int) -> ContrastiveBatch:
         batch, source, numbers, size = self._share(batch)
@@ -113,20 +114,20 @@ class Batches(Dataset[ContrastiveBatch]):
         return replace(assembled, surrogate=torch.from_numpy(sides))
 
     def _share(self, number: int) -> tuple[int, int, NDArray[np.int64], int]:
-        """A batch of the schedule, its source, this rank's rows of it, and how many all read."""
-        if not self._own_batches:
-            draw = self._schedule[number]
+        """A batch of the sampler, its source, this rank's rows of it, and how many all read."""
+        if not self._batches_per_rank:
+            draw = self._sampler[number]
             part = distributed.share_of(len(draw.rows), self._rank, self._world_size)
             return number, draw.source, draw.rows[part], len(draw.rows)
         first = number * self._world_size
-        draws = [self._schedule[first + rank] for rank in range(self._world_size)]
+        draws = [self._sampler[first + rank] for rank in range(self._world_size)]
         own = draws[self._rank]
         # A source's batches may differ in size by its last one.
         return first + self._rank, own.source, own.rows, sum(len(each.rows) for each in draws)
 
     def texts(self, batch: int) -> Texts:
-        """The texts of a whole batch of the schedule, with their prompts."""
-        draw = self._schedule[batch]
+        """The texts of a whole batch of the sampler, with their prompts."""
+        draw = self._sampler[batch]
         records = self._records[draw.source]
         rows = records.take(draw.rows)
         documents = [row.positive for row in rows]
@@ -148,8 +149,8 @@ class Batches(Dataset[ContrastiveBatch]):
         available = len(record.negatives)
         if available <= count:
             return list(record.negatives)
-        places = rng.permute(
-            np.arange(count), available, rng.key(self._seed, "negatives", batch, row)
+        places = rng.permuted(
+            np.arange(count), available, rng.fold_in(self._seed, "negatives", batch, row)
         )
         return [record.negatives[place] for place in places]
 

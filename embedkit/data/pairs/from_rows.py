@@ -9,7 +9,7 @@ from embedkit.data.manifests.columns import ColumnPath, RowFilter
 from embedkit.data.manifests.manifest import Columns, Description
 from embedkit.data.pairs import same_label
 from embedkit.data.sources.distinct import distinct
-from embedkit.data.sources.open_source import Part
+from embedkit.data.sources.open_source import RowStream
 from embedkit.errors import DataError
 
 
@@ -24,7 +24,7 @@ class Pair:
     topic: str | None = None
 
 
-def pairs(parts: Iterable[Part], description: Description) -> Iterator[Pair]:
+def pairs(parts: Iterable[RowStream], description: Description) -> Iterator[Pair]:
     """Yield the pairs of all parts in order; an error names the part and the row in it."""
     found = _read(parts, description)
     if description.same_label:
@@ -34,7 +34,7 @@ def pairs(parts: Iterable[Part], description: Description) -> Iterator[Pair]:
     return distinct(found, _key) if description.deduplicate else found
 
 
-def _read(parts: Iterable[Part], description: Description) -> Iterator[Pair]:
+def _read(parts: Iterable[RowStream], description: Description) -> Iterator[Pair]:
     keep = RowFilter(description.filter) if description.filter else None
     drop_empty = description.drop_empty
     columns = description.columns

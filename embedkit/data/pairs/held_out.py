@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedkit.data.concepts import place
+from embedkit.data.concepts import unit_hash
 from embedkit.data.manifests.manifest import HeldOutTask, Manifest, Prompts
 from embedkit.data.pairs.leaks import fold, leaked
 from embedkit.data.pairs.records import Records, open_manifest
@@ -162,7 +162,9 @@ def _classification(
             if row.topic and text not in bad:
                 texts.setdefault(fold(text), text)
                 topics.setdefault(fold(text), set()).add(row.topic)
-                sides.setdefault(fold(text), set()).add(place(row.concept, _TRAIN_OR_TEST) < 0.5)
+                sides.setdefault(fold(text), set()).add(
+                    unit_hash(row.concept, _TRAIN_OR_TEST) < 0.5
+                )
     # What two topics or two sides share can be told neither way.
     clear = [key for key in texts if len(topics[key]) == 1 and len(sides[key]) == 1]
     chosen = _drawn(clear)[:max_documents]
@@ -178,11 +180,11 @@ def _classification(
 
 def _drawn(texts: Iterable[str]) -> list[str]:
     """The texts in an order that looks random and depends on nothing but them."""
-    return sorted(texts, key=lambda text: (place(text, _ORDER), text))
+    return sorted(texts, key=lambda text: (unit_hash(text, _ORDER), text))
 
 
 def _id(text: str) -> str:
-    return f"{int(place(text, _ORDER) * 2**48):012x}"
+    return f"{int(unit_hash(text, _ORDER) * 2**48):012x}"
 
 
 def _line(value: dict[str, str]) -> str:

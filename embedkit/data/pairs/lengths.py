@@ -23,7 +23,7 @@ _CHARACTERS = 2**20
 """Tokenized at a time."""
 _COUNTED = "counted.json"
 
-Told = Callable[[int], object]
+OnProgress = Callable[[int], object]
 """Hears how many rows have been counted, every now and then."""
 
 
@@ -70,7 +70,9 @@ def sampled_lengths(records: Records, tokenizer: PreTrainedTokenizerBase, rows: 
 
 
 def all_lengths(
-    records: Records, tokenizer: PreTrainedTokenizerBase, told: Told = lambda rows: None
+    records: Records,
+    tokenizer: PreTrainedTokenizerBase,
+    on_progress: OnProgress = lambda rows: None,
 ) -> Lengths:
     """Measure every text of a source; the first time, keep what is found in the cache.
 
@@ -82,18 +84,20 @@ def all_lengths(
         "tokenizer": identity_of(tokenizer),
         "code": code_of(__file__),
     }
-    build = partial(_count_all, records=records, tokenize=Tokenize(tokenizer), told=told)
+    build = partial(
+        _count_all, records=records, tokenize=Tokenize(tokenizer), on_progress=on_progress
+    )
     folder = cache.built("lengths", sha256(made_of)[:32], build, resumable=True)
     return _read(folder / _COUNTED)
 
 
-def _count_all(folder: Path, records: Records, tokenize: Tokenize, told: Told) -> None:
+def _count_all(folder: Path, records: Records, tokenize: Tokenize, on_progress: OnProgress) -> None:
     path = folder / _COUNTED
     lengths = _read(path) if path.is_file() else Lengths()
     for batch in _batches(records, start=lengths.rows):
         _count(lengths, records, tokenize, batch)
         _write(path, lengths)
-        told(lengths.rows)
+        on_progress(lengths.rows)
 
 
 def _count(lengths: Lengths, records: Records, tokenize: Tokenize, batch: Sequence[Record]) -> None:

@@ -31,7 +31,7 @@ from embedkit.data.pairs.from_rows import Pair
 from embedkit.data.pairs.rows_key import rows_key, sha256
 from embedkit.data.pairs.table import Table, TableWriter
 from embedkit.data.sources import files, open_source
-from embedkit.data.sources.open_source import Opened, Part
+from embedkit.data.sources.open_source import OpenedSource, RowStream
 from embedkit.errors import DataError
 from embedkit.storage import cache
 
@@ -87,7 +87,7 @@ class Records:
         cls, rows: Iterable[Mapping[str, Any]], *, name: str = "rows", **options: Unpack[Options]
     ) -> Self:
         """Write ``rows`` to the cache; they may be a generator over more than memory holds."""
-        return cls._from_part(name, Part("rows", "row", enumerate(rows, start=1)), options)
+        return cls._from_part(name, RowStream("rows", "row", enumerate(rows, start=1)), options)
 
     @classmethod
     def from_file(
@@ -97,7 +97,7 @@ class Records:
         path = Path(expand(str(path)))
         if not path.is_file():
             raise DataError(f"{path}: no such file")
-        part = Part(path.name, files.unit(path), files.rows(path))
+        part = RowStream(path.name, files.unit(path), files.rows(path))
         return cls._from_part(name or path.name.partition(".")[0], part, options)
 
     @classmethod
@@ -107,17 +107,19 @@ class Records:
         """Read one split of a ``datasets.Dataset`` or ``IterableDataset``."""
         if isinstance(dataset, dict):
             raise DataError(f'{name}: choose a split, as in dataset["{next(iter(dataset))}"]')
-        return cls._from_part(name, Part("dataset", "row", enumerate(dataset, start=1)), options)
+        return cls._from_part(
+            name, RowStream("dataset", "row", enumerate(dataset, start=1)), options
+        )
 
     @classmethod
     def from_pandas(cls, frame: Any, *, name: str = "frame", **options: Unpack[Options]) -> Self:
         """Read a ``pandas.DataFrame``; a missing value counts as empty."""
         batches = pa.Table.from_pandas(frame, preserve_index=False).to_batches(1024)
         rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-        return cls._from_part(name, Part("frame", "row", enumerate(rows, start=1)), options)
+        return cls._from_part(name, RowStream("frame", "row", enumerate(rows, start=1)), options)
 
     @classmethod
-    def _from_part(cls, name: str, part: Part, options: Options) -> Self:
+    def _from_part(cls, name: str, part: RowStream, options: Options) -> Self:
         description = validated(Description, options, name)
         aside = cache.scratch(_KIND)
         try:
@@ -237,7 +239,7 @@ def open_manifest(manifest: Manifest, split: Split = "train") -> Records:
     return Records(manifest.name, tables[split], manifest)
 
 
-def _expect(rows: Mapping[str, int], manifest: Manifest, opened: Opened) -> None:
+def _expect(rows: Mapping[str, int], manifest: Manifest, opened: OpenedSource) -> None:
     """Compare how many rows there are with how many the manifest was written for."""
     expected = {"rows": manifest.rows, "rows read": manifest.rows_read}
     for kind, count in rows.items():
@@ -255,10 +257,10 @@ def _expect(rows: Mapping[str, int], manifest: Manifest, opened: Opened) -> None
 class _Counted:
     """Parts whose rows are counted as they are read."""
 
-    parts: Iterable[Part]
+    parts: Iterable[RowStream]
     rows: int = 0
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[RowStream]:
         return (replace(part, rows=self._counted(part.rows)) for part in self.parts)
 
     def _counted(
@@ -269,7 +271,7 @@ class _Counted:
             yield row
 
 
-def _write(folder: Path, name: str, parts: Iterable[Part], description: Description) -> None:
+def _write(folder: Path, name: str, parts: Iterable[RowStream], description: Description) -> None:
     """Fill ``folder`` with one table for each split."""
     held_out = description.held_out if isinstance(description, Manifest) else None
     counted = _Counted(parts)

@@ -11,7 +11,7 @@ from embedkit.data.manifests import columns
 from embedkit.data.manifests.manifest import Manifest
 from embedkit.data.pairs import from_rows, same_label, table
 from embedkit.data.sources import distinct, files, hub, joins, open_source
-from embedkit.data.sources.open_source import Opened
+from embedkit.data.sources.open_source import OpenedSource
 from embedkit.data.sources.readers import docstring, icd, obo, shards
 
 # Rows depend on the code of these, so their place in the cache does too.
@@ -33,7 +33,7 @@ _MAKERS = (
 )
 
 
-def rows_key(manifest: Manifest, opened: Opened) -> str:
+def rows_key(manifest: Manifest, opened: OpenedSource) -> str:
     """The name of the folder that the rows of ``manifest`` are kept in."""
     making = manifest.model_dump(
         include={"columns", "filter", "drop_empty", "deduplicate", "same_label"}

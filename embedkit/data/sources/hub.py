@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Place:
+class DatasetLocation:
     """What ``datasets`` is asked for."""
 
     path: str
@@ -33,7 +33,7 @@ class Place:
     """Whether the manifest names just these rows."""
 
 
-def place(source: HubSource) -> Place:
+def locate(source: HubSource) -> DatasetLocation:
     """Find the source: as a folder, under ``$EMBEDKIT_HUB``, or at a commit on the hub.
 
     Raises:
@@ -41,9 +41,9 @@ def place(source: HubSource) -> Place:
             no folder.
     """
     if (folder := Path(source.id)).is_dir():
-        return Place(str(folder), None, state(folder), pinned=True)
+        return DatasetLocation(str(folder), None, state(folder), pinned=True)
     if mirrored := mirror(source.id):
-        return Place(str(mirrored), None, state(mirrored), pinned=False)
+        return DatasetLocation(str(mirrored), None, state(mirrored), pinned=False)
     revision = source.revision or hub_lock.locked(source.id)
     if revision is None:
         revision = hub_lock.newest(source.id)
@@ -52,7 +52,7 @@ def place(source: HubSource) -> Place:
             "embedkit data lock pins it",
             stacklevel=2,
         )
-    return Place(source.id, revision, revision, pinned=source.revision is not None)
+    return DatasetLocation(source.id, revision, revision, pinned=source.revision is not None)
 
 
 def mirror(id_: str) -> Path | None:
@@ -66,7 +66,9 @@ def mirror(id_: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def parts(source: HubSource, at: Place, *, streaming: bool) -> Iterator[tuple[str, Iterable[Row]]]:
+def parts(
+    source: HubSource, at: DatasetLocation, *, streaming: bool
+) -> Iterator[tuple[str, Iterable[Row]]]:
     """The rows of each configuration, with a name for it.
 
     ``streaming`` reads the hub's files as they come, without a copy on disk.
@@ -80,7 +82,7 @@ def parts(source: HubSource, at: Place, *, streaming: bool) -> Iterator[tuple[st
 
 
 def _renamed(
-    config: HubConfig | None, at: Place, name: str | None, split: str, streaming: bool
+    config: HubConfig | None, at: DatasetLocation, name: str | None, split: str, streaming: bool
 ) -> Iterator[Row]:
     rename = config.rename if config else {}
     for row in _rows(at, name, split, streaming):
@@ -92,7 +94,7 @@ def _renamed(
         yield {rename.get(column, column): value for column, value in row.items()}
 
 
-def _rows(at: Place, config: str | None, split: str, streaming: bool) -> Iterator[Row]:
+def _rows(at: DatasetLocation, config: str | None, split: str, streaming: bool) -> Iterator[Row]:
     import datasets
 
     # Of a folder that has changed, a copy that datasets made earlier may be taken for the new.
@@ -112,7 +114,7 @@ def _rows(at: Place, config: str | None, split: str, streaming: bool) -> Iterato
         yield from batch.to_pylist()
 
 
-def _refusal(at: Place, error: Exception) -> str:
+def _refusal(at: DatasetLocation, error: Exception) -> str:
     if at.revision is None:
         return f"cannot open {at.path} ({reason(error)}): lay the folder out as on the hub"
     return (
@@ -122,7 +124,7 @@ def _refusal(at: Place, error: Exception) -> str:
     )
 
 
-def check_revision(at: Place, urls: Iterable[str]) -> None:
+def check_revision(at: DatasetLocation, urls: Iterable[str]) -> None:
     """Refuse another revision: offline, ``datasets`` takes the newest that is cached."""
     from_hub = [url for url in urls if url.startswith("hf://")]
     if from_hub and not any(f"@{at.revision}/" in url for url in from_hub):

@@ -28,7 +28,7 @@ _DISTRIBUTION = "embedkit-neobert"
 
 
 @dataclass(frozen=True)
-class Part:
+class RowStream:
     """A run of rows that errors can point into."""
 
     name: str
@@ -38,16 +38,16 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedSource:
     identity: tuple[str, ...]
     """Changes whenever the rows may have changed."""
     pinned: bool
     """Whether the rows are those that the manifest was written for."""
-    parts: tuple[Part, ...]
+    parts: tuple[RowStream, ...]
     """Each is read once."""
 
 
-def opened(source: Source, *, streaming: bool = False) -> Opened:
+def opened(source: Source, *, streaming: bool = False) -> OpenedSource:
     """Find the source and check its hashes; rows are read when the parts are walked.
 
     ``streaming`` reads the hub's files as they come, without a copy on disk.
@@ -68,7 +68,7 @@ def digest(modules: Iterable[tuple[str, Path]]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _files(source: FilesSource) -> Opened:
+def _files(source: FilesSource) -> OpenedSource:
     identity, parts = [], []
     for file in source.files:
         path = Path(expand(file.path))
@@ -81,19 +81,19 @@ def _files(source: FilesSource) -> Opened:
                 "correct the manifest if the new content is meant"
             )
         identity.append(actual)
-        parts.append(Part(path.name, files.unit(path), files.rows(path)))
+        parts.append(RowStream(path.name, files.unit(path), files.rows(path)))
     suffixes = [Path(file.path).name.partition(".")[2] for file in source.files]
-    return Opened((*identity, *suffixes), pinned=True, parts=tuple(parts))
+    return OpenedSource((*identity, *suffixes), pinned=True, parts=tuple(parts))
 
 
-def _shards(source: shards.Shards, folder: Path | None, *, pinned: bool) -> Opened:
+def _shards(source: shards.Shards, folder: Path | None, *, pinned: bool) -> OpenedSource:
     if folder is None:
         raise DataError(
             f"{source.folder}: no such folder, here or under EMBEDKIT_HUB: fetch it or correct it"
         )
-    found = tuple(Part(name, "line", rows) for name, rows in shards.read(folder, source))
+    found = tuple(RowStream(name, "line", rows) for name, rows in shards.read(folder, source))
     how = source.model_dump_json(include={"files", "rename"})
-    return Opened((how, hub.state(folder)), pinned, found)
+    return OpenedSource((how, hub.state(folder)), pinned, found)
 
 
 def _folder_of(source: shards.Shards) -> Path | None:
@@ -101,19 +101,19 @@ def _folder_of(source: shards.Shards) -> Path | None:
     return path if path.is_dir() else hub.mirror(source.folder)
 
 
-def _hub(source: HubSource, streaming: bool) -> Opened:
+def _hub(source: HubSource, streaming: bool) -> OpenedSource:
     if source.shards and (folder := _folder_of(source.shards)):
         return _shards(source.shards, folder, pinned=False)
-    at = hub.place(source)
+    at = hub.locate(source)
     found = [
-        Part(f"{name} ({source.split})", "row", enumerate(rows, start=1))
+        RowStream(f"{name} ({source.split})", "row", enumerate(rows, start=1))
         for name, rows in hub.parts(source, at, streaming=streaming or source.stream)
     ]
     how = source.model_dump_json(include={"config", "configs", "split", "joins"})
-    return Opened((source.id, how, at.state), pinned=at.pinned, parts=tuple(found))
+    return OpenedSource((source.id, how, at.state), pinned=at.pinned, parts=tuple(found))
 
 
-def _package(source: PackageSource) -> Opened:
+def _package(source: PackageSource) -> OpenedSource:
     wanted = f"{source.distribution}=={source.version}"
     try:
         distribution = metadata.distribution(source.distribution)
@@ -137,8 +137,8 @@ def _package(source: PackageSource) -> Opened:
             f'pip install --force-reinstall --no-deps "{wanted}"'
         )
     rows = enumerate(_package_rows(source, modules), start=1)
-    part = Part(f"{source.distribution} {distribution.version}", "row", rows)
-    return Opened((source.distribution, actual), pinned, (part,))
+    part = RowStream(f"{source.distribution} {distribution.version}", "row", rows)
+    return OpenedSource((source.distribution, actual), pinned, (part,))
 
 
 def _package_rows(

@@ -7,7 +7,7 @@ from embedkit.data import concepts
 from embedkit.data.manifests.columns import ColumnPath, RowFilter
 from embedkit.data.manifests.text_manifest import TextDescription
 from embedkit.data.sources.distinct import distinct
-from embedkit.data.sources.open_source import Part
+from embedkit.data.sources.open_source import RowStream
 from embedkit.errors import DataError
 
 
@@ -17,7 +17,7 @@ class Document(NamedTuple):
     """What it is held out with: what its row is about, or the text itself."""
 
 
-def documents(parts: Iterable[Part], description: TextDescription) -> Iterator[Document]:
+def documents(parts: Iterable[RowStream], description: TextDescription) -> Iterator[Document]:
     """Yield the documents of all parts in order; an error names the part and the row in it."""
     found = _read(parts, description)
     return distinct(found, lambda each: each.text) if description.deduplicate else found
@@ -29,7 +29,7 @@ def is_held_out(document: Document, description: TextDescription) -> bool:
     return held_out is not None and concepts.is_held_out(document.concept, held_out.share)
 
 
-def _read(parts: Iterable[Part], description: TextDescription) -> Iterator[Document]:
+def _read(parts: Iterable[RowStream], description: TextDescription) -> Iterator[Document]:
     keep = RowFilter(description.filter) if description.filter else None
     texts = [ColumnPath(path) for path in description.columns.text]
     concept = description.columns.concept and ColumnPath(description.columns.concept)

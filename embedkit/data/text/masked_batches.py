@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from embedkit import distributed, rng
-from embedkit.data.batch_sampler import Schedule
+from embedkit.data.batch_sampler import BatchSampler
 from embedkit.data.text.masking import mask
 from embedkit.data.text.packing import Ids, Rows
 from embedkit.recipe import MaskedLM
@@ -92,34 +92,34 @@ class Masking:
 class MaskedBatches(Dataset[MaskedBatch]):
     """Step -> this rank's part of its rows, masked.
 
-    ``schedule`` gives draws, ``draws`` of which make a step.
+    ``sampler`` gives draws, ``draws`` of which make a step.
     """
 
     def __init__(
         self,
-        schedule: Schedule,
+        sampler: BatchSampler,
         rows: Sequence[Rows],
         masking: Masking,
         *,
         draws: int,
         seed: int,
     ) -> None:
-        self._schedule, self._rows, self._masking = schedule, rows, masking
+        self._sampler, self._rows, self._masking = sampler, rows, masking
         self._draws, self._seed = draws, seed
         # Workers may be spawned, and know nothing of ranks.
         self._rank, self._world_size = distributed.rank(), distributed.world_size()
 
     def __len__(self) -> int:
-        return len(self._schedule) // self._draws
+        return len(self._sampler) // self._draws
 
     def __getitem__(self, step: int) -> MaskedBatch:
-        draws = [self._schedule[step * self._draws + number] for number in range(self._draws)]
+        draws = [self._sampler[step * self._draws + number] for number in range(self._draws)]
         whole = [(draw.source, int(row)) for draw in draws for row in draw.rows]
         mine = range(len(whole))[distributed.share_of(len(whole), self._rank, self._world_size)]
-        names = dict.fromkeys(self._schedule.sources[draw.source].name for draw in draws)
+        names = dict.fromkeys(self._sampler.sources[draw.source].name for draw in draws)
         return self._masking.batch(
             (
-                (self._rows[source][row], rng.key(self._seed, "mask", step, place))
+                (self._rows[source][row], rng.fold_in(self._seed, "mask", step, place))
                 for place in mine
                 for source, row in [whole[place]]
             ),
@@ -134,10 +134,10 @@ def fixed_batch(name: str, rows: Rows, masking: Masking, count: int) -> MaskedBa
     Where there are fewer rows than ranks, every rank has all of them, so that none has nothing.
     """
     count = min(count, len(rows))
-    mine = rng.permute(np.arange(count), len(rows), rng.key("held-out rows", name))
+    mine = rng.permuted(np.arange(count), len(rows), rng.fold_in("held-out rows", name))
     if count >= distributed.world_size():
         mine = mine[distributed.share_of(count, distributed.rank(), distributed.world_size())]
-    keyed_rows = ((rows[int(row)], rng.key("held-out mask", name, int(row))) for row in mine)
+    keyed_rows = ((rows[int(row)], rng.fold_in("held-out mask", name, int(row))) for row in mine)
     return masking.batch(keyed_rows, name, count)
 
 

@@ -19,14 +19,14 @@ def mask(
 
     Shapes: ``ids`` and ``maskable`` ``(T,)``; the result ``(T,)`` and ``(M,)``, in order.
     """
-    drawn = rng.uniform(len(ids), rng.key(key, "guess"))
+    drawn = rng.uniform(len(ids), rng.fold_in(key, "guess"))
     places = np.flatnonzero(maskable & (drawn < objective.rate))
     seen = ids.copy()
     seen[places] = vocabulary.mask
     if objective.replace == "80/10/10":
-        fate = rng.uniform(len(ids), rng.key(key, "fate"))[places]
+        fate = rng.uniform(len(ids), rng.fold_in(key, "fate"))[places]
         random = (fate >= _BY_MASK) & (fate < _BY_RANDOM)
-        choice = rng.uniform(len(ids), rng.key(key, "random"))[places[random]]
+        choice = rng.uniform(len(ids), rng.fold_in(key, "random"))[places[random]]
         ordinary = vocabulary.ordinary
         seen[places[random]] = ordinary[(choice * len(ordinary)).astype(np.int64)]
         kept = places[fate >= _BY_RANDOM]

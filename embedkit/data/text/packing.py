@@ -44,8 +44,8 @@ def pack(
     """Plan the rows of the documents of ``min_tokens`` or more, special tokens included."""
     view = _View(store, vocabulary, min_tokens)
     if packing == "none":
-        return Beginnings(view, max_tokens)
-    return SideBySide(view, max_tokens) if packing == "exact" else Crossing(view, max_tokens)
+        return TruncateRows(view, max_tokens)
+    return BestFitRows(view, max_tokens) if packing == "exact" else ConcatRows(view, max_tokens)
 
 
 class _View:
@@ -86,7 +86,7 @@ class _View:
         return np.concatenate(parts, dtype=np.int64)
 
 
-class Beginnings:
+class TruncateRows:
     """A row is the beginning of a document; what does not fit is never read."""
 
     def __init__(self, view: _View, max_tokens: int) -> None:
@@ -102,7 +102,7 @@ class Beginnings:
         return [self._view.framed(row, 0, self._room)]
 
 
-class SideBySide:
+class BestFitRows:
     """A row is as many pieces as fit, each a sequence: short documents whole, long ones cut.
 
     Every token of the documents is in exactly one row.
@@ -133,7 +133,7 @@ class SideBySide:
         ]
 
 
-class Crossing:
+class ConcatRows:
     """A row is the next ``max_tokens`` of all documents in a chain, as one sequence (M6)."""
 
     def __init__(self, view: _View, max_tokens: int) -> None:

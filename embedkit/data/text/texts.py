@@ -19,7 +19,7 @@ from embedkit.data.manifests.text_manifest import (
     load_text_manifest,
 )
 from embedkit.data.sources import open_source
-from embedkit.data.sources.open_source import Opened, Part
+from embedkit.data.sources.open_source import OpenedSource, RowStream
 from embedkit.data.text.documents import Document, documents, is_held_out
 from embedkit.errors import DataError
 from embedkit.storage import cache
@@ -70,7 +70,7 @@ class Texts:
         A string is a row whose column ``text`` it is.
         """
         named = ({"text": row} if isinstance(row, str) else row for row in rows)
-        return cls._written(name, Part("rows", "row", enumerate(named, start=1)), options)
+        return cls._written(name, RowStream("rows", "row", enumerate(named, start=1)), options)
 
     @classmethod
     def from_file(
@@ -93,7 +93,7 @@ class Texts:
         """Write one split of a ``datasets.Dataset`` or ``IterableDataset`` to the cache."""
         if isinstance(dataset, dict):
             raise DataError(f'{name}: choose a split, as in dataset["{next(iter(dataset))}"]')
-        return cls._written(name, Part("dataset", "row", enumerate(dataset, start=1)), options)
+        return cls._written(name, RowStream("dataset", "row", enumerate(dataset, start=1)), options)
 
     @classmethod
     def from_manifest(cls, manifest: TextManifest | str | Path) -> Self:
@@ -103,7 +103,7 @@ class Texts:
         return cls(manifest.name, manifest.source, manifest, rows=manifest.rows)
 
     @classmethod
-    def _written(cls, name: str, part: Part, options: TextOptions) -> Self:
+    def _written(cls, name: str, part: RowStream, options: TextOptions) -> Self:
         description = validated(TextDescription, options, name)
         aside = cache.scratch(_KIND)
         try:
@@ -130,7 +130,7 @@ class Texts:
         """The same documents under another name."""
         return type(self)(name, self.source, self.description, rows=self.rows)
 
-    def open(self) -> Opened:
+    def open(self) -> OpenedSource:
         """Find the source and check its hashes.
 
         Raises:
@@ -141,7 +141,7 @@ class Texts:
         except DataError as error:
             raise DataError(f"{self.name}: {error}") from None
 
-    def documents(self, opened: Opened | None = None) -> Iterator[Document]:
+    def documents(self, opened: OpenedSource | None = None) -> Iterator[Document]:
         """Yield all documents, those that are held out among them.
 
         Raises:
@@ -167,7 +167,7 @@ class Texts:
         self.expect(documents, opened)
         return documents, held_out
 
-    def expect(self, documents: int, opened: Opened) -> None:
+    def expect(self, documents: int, opened: OpenedSource) -> None:
         """Compare how many documents there are with how many the manifest was written for.
 
         Raises:

@@ -17,7 +17,7 @@ from embedkit.data import concepts
 from embedkit.data.manifests import columns
 from embedkit.data.pairs.rows_key import code_of, sha256
 from embedkit.data.sources import distinct, files, hub, joins, open_source
-from embedkit.data.sources.open_source import Opened
+from embedkit.data.sources.open_source import OpenedSource
 from embedkit.data.sources.readers import docstring, icd, obo
 from embedkit.data.text import documents, token_store
 from embedkit.data.text.documents import Document, is_held_out
@@ -84,7 +84,7 @@ def prepare(texts: Texts, tokenizer: PreTrainedTokenizerBase) -> Tokenized:
 
 
 def _tokenize(
-    folder: Path, texts: Texts, opened: Opened, tokenizer: PreTrainedTokenizerBase
+    folder: Path, texts: Texts, opened: OpenedSource, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     backend = backend_of(tokenizer)
     dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 2**16 else np.uint32
@@ -138,7 +138,7 @@ def _splits(texts: Texts) -> tuple[Split, ...]:
     return ("train", "held_out") if texts.description.held_out else ("train",)
 
 
-def _key(texts: Texts, opened: Opened, tokenizer: PreTrainedTokenizerBase) -> str:
+def _key(texts: Texts, opened: OpenedSource, tokenizer: PreTrainedTokenizerBase) -> str:
     making = texts.description.model_dump(
         include={"columns", "filter", "drop_empty", "deduplicate", "held_out"}
     )

@@ -126,7 +126,7 @@ def compare(runs: Sequence[tuple[str, Summary]], *, paper: bool = False) -> Comp
 def interval(differences: Sequence[float], seed: int = SEED) -> Difference:
     """The mean of paired differences, with the percentiles of its bootstrap over tasks."""
     values = np.asarray(differences, dtype=np.float64)
-    draws = np.random.default_rng(rng.key(seed, "compare"))
+    draws = np.random.default_rng(rng.fold_in(seed, "compare"))
     chosen = draws.integers(0, len(values), size=(RESAMPLES, len(values)))
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(values[chosen].mean(axis=1), [tail, 1 - tail])

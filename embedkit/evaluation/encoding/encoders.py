@@ -34,7 +34,7 @@ class TextEncoder(Protocol):
         """Embed texts, each after ``prompt``, as float32 ``(texts, width)`` of unit norm."""
 
 
-class Remembering:
+class CachedEncoder:
     """An encoder that encodes only what a cache does not hold, and keeps it round by round.
 
     Texts are to be distinct. They are encoded longest first, so that a batch too large for the

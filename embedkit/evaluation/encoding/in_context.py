@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.errors import UserError
+from embedkit.evaluation.encoding.distributed_encoder import DistributedEncoder
 from embedkit.evaluation.encoding.encoders import TextEncoder
-from embedkit.evaluation.encoding.over_ranks import OverRanks
 from embedkit.models.contextual.context import Context
 from embedkit.models.contextual.model import Contextual
 
@@ -35,7 +35,7 @@ class ContextualEncoder:
         *,
         seed: int = 0,
         num_documents: int | None = None,
-        ranks: OverRanks | None = None,
+        ranks: DistributedEncoder | None = None,
     ) -> None:
         self.name, self.prompts, self.frozen = model.name, model.prompts, model.frozen
         slots = model.config.num_context
@@ -44,7 +44,7 @@ class ContextualEncoder:
             raise UserError(f"a context of {num_documents} documents: ask for 0 to {slots}")
         model.slots.check(self.num_documents)
         self._model, self._seed = model, seed
-        self._ranks = ranks or OverRanks(model)
+        self._ranks = ranks or DistributedEncoder(model)
 
     @property
     def identity(self) -> str:
@@ -78,7 +78,7 @@ class ContextualEncoder:
 class _Within:
     """A two-stage model in one context."""
 
-    def __init__(self, model: Contextual, context: Context, ranks: OverRanks) -> None:
+    def __init__(self, model: Contextual, context: Context, ranks: DistributedEncoder) -> None:
         self.name, self.prompts = model.name, model.prompts
         # A frozen context is another model's, in whose hash this one's weights are not.
         described = f"{model.identity} {context.hash}"

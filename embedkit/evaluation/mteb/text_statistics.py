@@ -22,7 +22,7 @@ _CHUNK = 50_000
 
 
 @dataclass(frozen=True)
-class Published:
+class TextStatistics:
     """What mteb publishes of the texts of one side of a task."""
 
     side: str
@@ -53,7 +53,7 @@ def texts_of(task: AbsTask) -> Iterator[tuple[str, list[str]]]:
             task.unload_data()
 
 
-def published(task: AbsTask) -> list[Published]:
+def published(task: AbsTask) -> list[TextStatistics]:
     """What mteb publishes of a task's texts, so that its data need not be fetched to count them.
 
     Raises:
@@ -62,7 +62,7 @@ def published(task: AbsTask) -> list[Published]:
     known: Any = task.metadata.descriptive_stats
     if not known:
         raise DataError(f"{task.metadata.name}: mteb publishes no statistics of its texts")
-    found: list[Published] = []
+    found: list[TextStatistics] = []
     for split in task.eval_splits:
         for subset in task.hf_subsets:
             whole = known[split]
@@ -71,7 +71,7 @@ def published(task: AbsTask) -> list[Published]:
     return found
 
 
-def _published(task: AbsTask, stats: dict[str, Any]) -> Iterator[Published]:
+def _published(task: AbsTask, stats: dict[str, Any]) -> Iterator[TextStatistics]:
     for key, values in stats.items():
         # A summary is compared with other summaries, and the text itself is not encoded.
         text = "text" in key and not isinstance(task, AbsTaskSummarization)
@@ -80,10 +80,10 @@ def _published(task: AbsTask, stats: dict[str, Any]) -> Iterator[Published]:
         side = {"queries": "query", "documents": "document"}.get(key.partition("_")[0], "text")
         mean = values["average_text_length"]
         texts = round(values["total_text_length"] / mean)
-        yield Published(side, texts, values["unique_texts"], mean)
+        yield TextStatistics(side, texts, values["unique_texts"], mean)
         if isinstance(task, AbsTaskClassification):
             drawn = _drawn(task, stats["label_statistics"]["unique_labels"])
-            yield Published(side, drawn, drawn, mean)
+            yield TextStatistics(side, drawn, drawn, mean)
 
 
 def tables_of(

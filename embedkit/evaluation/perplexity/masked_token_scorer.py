@@ -19,7 +19,7 @@ _PROBE = 8
 """Tokens of the sequence that shows whether a head works position by position."""
 
 
-class Guesser:
+class MaskedTokenScorer:
     """A masked language model of transformers, asked for one token of a sequence at a time.
 
     Only the masked positions go through the head, unless it is not a function of each position

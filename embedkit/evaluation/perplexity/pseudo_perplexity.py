@@ -20,7 +20,7 @@ from embedkit import distributed, rng
 from embedkit.data.text.documents import is_held_out
 from embedkit.data.text.texts import Texts
 from embedkit.errors import UserError
-from embedkit.evaluation.perplexity.masked_token_scorer import Guesser
+from embedkit.evaluation.perplexity.masked_token_scorer import MaskedTokenScorer
 from embedkit.evaluation.perplexity.plot import plot
 from embedkit.evaluation.perplexity.results import (
     Point,
@@ -140,9 +140,9 @@ class _Scorer:
         results: ResultFile,
     ) -> None:
         nn.Module.to(subject.model, device)
-        self._guesser = Guesser(subject.model, subject.mask_id, autocast=autocast)
+        self._scorer = MaskedTokenScorer(subject.model, subject.mask_id, autocast=autocast)
         self._name, self._results = subject.name, results
-        self._identity = self._guesser.identity
+        self._identity = self._scorer.identity
 
     def score(self, document: _Document) -> Scored:
         """Score a document, unless its result is there."""
@@ -150,7 +150,7 @@ class _Scorer:
         if found := self._results.get(key):
             # The same weights may have been scored under another name.
             return replace(found, model=self._name)
-        losses = self._guesser.losses(document.ids, document.positions)
+        losses = self._scorer.losses(document.ids, document.positions)
         scored = Scored(
             key=key,
             model=self._name,
@@ -228,8 +228,8 @@ def _masked(number: int, ids: Tensor, special: Tensor, plan: Plan) -> _Document:
     size, wanted = len(maskable), plan.positions
     if wanted is None or wanted >= size:
         return _Document(number, ids, size, maskable)
-    shuffle = rng.key(plan.seed, "masked alone", number)
-    drawn = torch.from_numpy(rng.permute(np.arange(wanted), size, shuffle))
+    shuffle = rng.fold_in(plan.seed, "masked alone", number)
+    drawn = torch.from_numpy(rng.permuted(np.arange(wanted), size, shuffle))
     return _Document(number, ids, size, maskable[drawn])
 
 

@@ -24,7 +24,7 @@ from embedkit.errors import UserError
 from embedkit.models import hub
 from embedkit.models.backbones import Backbone
 from embedkit.models.contextual.model import Contextual
-from embedkit.models.stored import read_json
+from embedkit.models.st_config import read_json
 from embedkit.recipe import ContextualConfig
 
 _FIRST, _SECOND = "first_stage_model.", "second_stage_model."

@@ -21,7 +21,7 @@ from embedkit.models.eurobert import ORIGIN, from_eurobert, obstacle, to_eurober
 from embedkit.models.export import whole_folder
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTModel
 from embedkit.models.quiet import quietly
-from embedkit.models.stored import read_json
+from embedkit.models.st_config import read_json
 from embedkit.recipe import ContextualConfig
 from embedkit.tokens.tokenizer import Tokenize
 

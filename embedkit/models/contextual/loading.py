@@ -11,7 +11,7 @@ from embedkit.models import hub
 from embedkit.models.contextual.cde_checkpoint import read_published
 from embedkit.models.contextual.export import read_contextual
 from embedkit.models.contextual.model import Contextual
-from embedkit.models.stored import read_json
+from embedkit.models.st_config import read_json
 
 _FILES = ["*.json", "*.txt", "*.safetensors"]
 

@@ -185,7 +185,7 @@ class Contextual(nn.Module):
             raise UserError(f"num_documents = {count}: the model has {slots} slots; ask for fewer")
         count = min(count, len(corpus))
         self.slots.check(count)
-        rows = rng.permute(np.arange(count), max(len(corpus), 1), rng.key(seed, "context"))
+        rows = rng.permuted(np.arange(count), max(len(corpus), 1), rng.fold_in(seed, "context"))
         texts = [corpus[int(row)] for row in rows]
         prefix = self.prompts.get("document", "") if prompt is None else prompt
         vectors = self._embed(texts, prefix, self.embed_context, 0, show_progress)

@@ -59,16 +59,16 @@ class EncoderBlock(GradientCheckpointingLayer):
         self.attention_norm = _norm(config)
         self.ffn_norm = _norm(config)
 
-    def forward(self, x: Tensor, turns: Tensor | None, layout: Layout) -> Tensor:
-        x = x + self._attention(self.attention_norm(x), turns, layout)
+    def forward(self, x: Tensor, rotations: Tensor | None, layout: Layout) -> Tensor:
+        x = x + self._attention(self.attention_norm(x), rotations, layout)
         after: Tensor = x + self.ffn(self.ffn_norm(x))
         return after
 
-    def _attention(self, x: Tensor, turns: Tensor | None, layout: Layout) -> Tensor:
+    def _attention(self, x: Tensor, rotations: Tensor | None, layout: Layout) -> Tensor:
         # The rows of qkv are grouped by head: q, k and v of the first, then of the second.
         q, k, v = self.qkv(x).unflatten(-1, (-1, 3 * self._head_dim)).chunk(3, dim=-1)
-        if turns is not None:
-            q, k = rope.rotate(q, turns), rope.rotate(k, turns)
+        if rotations is not None:
+            q, k = rope.rotate(q, rotations), rope.rotate(k, rotations)
         attended: Tensor = self.wo(attend(q, k, v, layout).flatten(1))
         return attended
 
@@ -200,19 +200,19 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
     ) -> list[Tensor]:
         """The normed states behind the last block; those of ``keep`` are before each block."""
         layout = self._layout(embeddings, lengths)
-        positions = layout.enter(positions.to(embeddings.device))
-        x, turns = layout.enter(embeddings), None
+        positions = layout.sort(positions.to(embeddings.device))
+        x, rotations = layout.sort(embeddings), None
         if self.config.position == "absolute":
             x = x + self._embedded_positions(positions, int(lengths.max()))
         else:
             precision = torch.promote_types(self.dtype, torch.float32)
-            turns = rope.turns(self.config, positions, precision)
+            rotations = rope.rotations(self.config, positions, precision)
         states = []
         for block in self.transformer_encoder:
             if keep:
-                states.append(layout.leave(x))
-            x = block(x, turns, layout)
-        return [*states, layout.leave(self.layer_norm(x))]
+                states.append(layout.unsort(x))
+            x = block(x, rotations, layout)
+        return [*states, layout.unsort(self.layer_norm(x))]
 
     def _layout(self, embeddings: Tensor, lengths: Tensor) -> Layout:
         device, dtype = embeddings.device, embeddings.dtype

@@ -15,13 +15,17 @@ from support.task_folders import QUERIES, write_task
 
 from embedkit import distributed
 from embedkit.evaluation.encoding import encoders
+from embedkit.evaluation.encoding.distributed_encoder import (
+    DistributedEncoder,
+    EncodingFailedError,
+    shares_by_tokens,
+)
 from embedkit.evaluation.encoding.encoders import (
-    Remembering,
+    CachedEncoder,
     TextEncoder,
     Truncated,
     estimated_tokens,
 )
-from embedkit.evaluation.encoding.over_ranks import EncodingFailedError, OverRanks, shares_by_tokens
 from embedkit.evaluation.encoding.vector_cache import VectorCache
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.summary import Summary
@@ -31,7 +35,7 @@ from embedkit.models import hub
 
 def test_only_what_is_missing_is_encoded(tmp_path: Path) -> None:
     inner = Counting()
-    encoder = Remembering(inner, VectorCache(tmp_path, 10**6))
+    encoder = CachedEncoder(inner, VectorCache(tmp_path, 10**6))
     first = encoder.encode(["b", "a"], prompt="p: ")
     again = encoder.encode(["c", "a", "d", "b"], prompt="p: ")
     assert inner.rounds == [["b", "a"], ["c", "d"]]
@@ -46,14 +50,14 @@ def test_the_longest_texts_come_first_and_a_round_has_its_tokens(
     monkeypatch.setattr(encoders, "_ROUND_TOKENS", 10)
     inner = Counting()
     texts = ["x" * length for length in (4, 40, 8, 12)]
-    found = Remembering(inner, VectorCache(tmp_path, 10**6)).encode(texts)
+    found = CachedEncoder(inner, VectorCache(tmp_path, 10**6)).encode(texts)
     assert [[len(text) for text in each] for each in inner.rounds] == [[40], [12, 8], [4]]
     assert np.array_equal(found, Counting().encode(texts))
 
 
 def test_texts_that_tasks_share_under_one_prompt_are_encoded_once(tmp_path: Path) -> None:
     inner = Counting()
-    encoder = Remembering(inner, VectorCache(tmp_path / "vectors", 10**6))
+    encoder = CachedEncoder(inner, VectorCache(tmp_path / "vectors", 10**6))
     for name, type_ in (("one", "retrieval"), ("two", "reranking")):
         write_task(tmp_path / "tasks" / name, type_)
     tasks = read_task_folders(tmp_path / "tasks")
@@ -89,7 +93,7 @@ def test_a_second_run_after_a_kill_encodes_what_is_missing(
 
 
 def score(encoder: TextEncoder, folder: Path) -> Summary:
-    remembering = Remembering(encoder, VectorCache(folder / "vectors", 10**6))
+    remembering = CachedEncoder(encoder, VectorCache(folder / "vectors", 10**6))
     return evaluate(remembering, read_task_folders(folder / "mine"), folder / "out")
 
 
@@ -170,10 +174,12 @@ def score_shared(model: Path, folder: Path) -> None:
     counted: list[int] = []
     embedder.backbone.register_forward_hook(lambda *_: counted.append(1))
     output = folder / ("together" if distributed.is_main() else "not-written")
-    summary = OverRanks(embedder).lead(lambda encoder: evaluate(encoder, tasks, output))
+    summary = DistributedEncoder(embedder).run_on_main(
+        lambda encoder: evaluate(encoder, tasks, output)
+    )
     assert summary.coverage == "2 of 2 tasks"
     assert counted, "every rank encodes"
-    by_itself = OverRanks(embedder).encode(["x"] * (1 + distributed.rank()))
+    by_itself = DistributedEncoder(embedder).encode(["x"] * (1 + distributed.rank()))
     assert len(by_itself) == 1 + distributed.rank()
     assert not (folder / "not-written").exists()
 
@@ -188,7 +194,7 @@ def fail_on_one_rank(model: Path) -> None:
         # A text of this model is at least as long as its two special tokens.
         embedder.backbone.register_forward_pre_hook(stumble)
     embedder.train()
-    outcomes = OverRanks(embedder).lead(try_twice)
+    outcomes = DistributedEncoder(embedder).run_on_main(try_twice)
     assert embedder.training
     assert outcomes == ["EncodingFailedError", "(1, 32)"]
 

@@ -17,9 +17,9 @@ from support.task_folders import ANIMALS, DOCUMENTS, LABELLED, MONEY, QUERIES, T
 
 from embedkit import distributed
 from embedkit.errors import UserError
-from embedkit.evaluation.encoding.encoders import Remembering, Truncated
+from embedkit.evaluation.encoding.distributed_encoder import DistributedEncoder
+from embedkit.evaluation.encoding.encoders import CachedEncoder, Truncated
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
-from embedkit.evaluation.encoding.over_ranks import OverRanks
 from embedkit.evaluation.encoding.vector_cache import VectorCache
 from embedkit.evaluation.evaluate import Contexts
 from embedkit.evaluation.mteb.contexts import corpus_of
@@ -168,7 +168,7 @@ def test_kept_vectors_belong_to_a_context(tmp_path: Path) -> None:
     contexts = [ContextualEncoder(model, seed=seed).build_context(DOCUMENTS, "") for seed in (0, 1)]
     encoder = ContextualEncoder(model)
     for context in contexts:
-        found = Remembering(encoder.within(context), cache).encode(DOCUMENTS, prompt="p: ")
+        found = CachedEncoder(encoder.within(context), cache).encode(DOCUMENTS, prompt="p: ")
         alone = model.encode(DOCUMENTS, context=context, prompt="p: ").vectors
         np.testing.assert_allclose(found, alone, atol=1e-6)
     assert len({encoder.within(each).identity for each in contexts}) == 2
@@ -263,11 +263,11 @@ def score_shared(folder: Path, documents: int | None) -> None:
     model.second.register_forward_hook(lambda *_: counted.append(1))
     tasks = read_task_folders(folder / "tasks")
 
-    def work(ranks: OverRanks) -> Summary:
+    def work(ranks: DistributedEncoder) -> Summary:
         encoder = ContextualEncoder(model, num_documents=documents, ranks=ranks)
         return evaluate(encoder, tasks, folder / "together")
 
-    OverRanks(model).lead(work)
+    DistributedEncoder(model).run_on_main(work)
     assert counted, "every rank encodes"
     # Contexts are made once, and sent to the others.
     assert bool(model.contexts) == (distributed.is_main() and documents is None)

@@ -8,7 +8,7 @@ from support.task_folders import write_task
 from typer.testing import CliRunner
 
 from embedkit.errors import DataError
-from embedkit.evaluation.encoding.encoders import Remembering
+from embedkit.evaluation.encoding.encoders import CachedEncoder
 from embedkit.evaluation.encoding.vector_cache import VectorCache
 from embedkit.evaluation.mteb import estimate as estimating
 from embedkit.evaluation.mteb.estimate import estimate
@@ -35,7 +35,7 @@ def test_an_estimate_counts_what_is_then_encoded(
     embedder = hub.load(str(tiny_model))
     found = estimate(embedder, tasks, instructions=prompts, data_dir=mirror)
     inner, count = Counting(), {}
-    encoder = Remembering(inner, VectorCache(tmp_path / "vectors", 10**6))
+    encoder = CachedEncoder(inner, VectorCache(tmp_path / "vectors", 10**6))
     for task in tasks:
         inner.rounds.clear()
         evaluate(encoder, [task], tmp_path / "out", instructions=prompts, data_dir=mirror)

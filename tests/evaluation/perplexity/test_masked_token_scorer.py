@@ -19,7 +19,7 @@ from transformers import (
 from transformers.modeling_outputs import MaskedLMOutput
 
 from embedkit.evaluation.perplexity import masked_token_scorer
-from embedkit.evaluation.perplexity.masked_token_scorer import Guesser
+from embedkit.evaluation.perplexity.masked_token_scorer import MaskedTokenScorer
 
 VOCABULARY = 50
 MASK = 3
@@ -118,14 +118,14 @@ def test_losses_are_those_of_a_plain_loop(
 ) -> None:
     monkeypatch.setattr(masked_token_scorer, "_TOKENS", tokens)
     network = made(model)
-    found = Guesser(network, MASK).losses(IDS, POSITIONS)
+    found = MaskedTokenScorer(network, MASK).losses(IDS, POSITIONS)
     torch.testing.assert_close(found, plain_losses(network), rtol=0, atol=1e-10)
     assert found.dtype == torch.float64
 
 
 def widths_of_logits(network: PreTrainedModel) -> list[int]:
     """How many positions the logits of each forward are for, while a document is scored."""
-    guesser = Guesser(network, MASK)
+    guesser = MaskedTokenScorer(network, MASK)
     seen: list[int] = []
     network.register_forward_hook(lambda _m, _i, output: seen.append(output.logits.shape[1]))
     guesser.losses(IDS, POSITIONS)
@@ -144,13 +144,13 @@ def test_logits_of_all_positions_are_kept_few(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_model_is_known_by_its_network_its_mask_and_its_precision() -> None:
     network = made(bert)
-    first = Guesser(network, MASK).identity
+    first = MaskedTokenScorer(network, MASK).identity
     other_heads = made(bert)
     other_heads.config.num_attention_heads *= 2
-    assert Guesser(other_heads, MASK).identity != first
-    assert Guesser(made(bert), MASK).identity == first
-    assert Guesser(network, MASK + 1).identity != first
-    assert Guesser(network, MASK, autocast=torch.bfloat16).identity != first
+    assert MaskedTokenScorer(other_heads, MASK).identity != first
+    assert MaskedTokenScorer(made(bert), MASK).identity == first
+    assert MaskedTokenScorer(network, MASK + 1).identity != first
+    assert MaskedTokenScorer(network, MASK, autocast=torch.bfloat16).identity != first
     with torch.no_grad():
         next(network.parameters())[0, 0] += 1e-9
-    assert Guesser(network, MASK).identity != first
+    assert MaskedTokenScorer(network, MASK).identity != first

@@ -21,13 +21,14 @@ class EncodingFailedError(RuntimeError):
     """A rank could not encode its share, and the others do not have it."""
 
 
-class OverRanks:
+class DistributedEncoder:
     """An encoder whose texts are encoded on all ranks, each its share of the estimated tokens.
 
     Rank 0 works with it inside ``lead``, and meanwhile the others are in ``lead`` too, where they
     encode what they are given::
 
-        summary = OverRanks(embedder).lead(lambda encoder: evaluate(encoder, tasks, output))
+        encoder = DistributedEncoder(embedder)
+        summary = encoder.run_on_main(lambda ranks: evaluate(ranks, tasks, output))
 
     Elsewhere each rank encodes what it is given by itself.
     """
@@ -40,7 +41,7 @@ class OverRanks:
     def identity(self) -> str:
         return self._model.identity
 
-    def lead(self, work: Callable[["OverRanks"], ResultT]) -> ResultT:
+    def run_on_main(self, work: Callable[["DistributedEncoder"], ResultT]) -> ResultT:
         """What ``work`` gives on rank 0, on every rank; a mistake found there is raised on all."""
         if distributed.world_size() == 1:
             return work(self)
@@ -68,7 +69,7 @@ class OverRanks:
         distributed.on_main(lambda: request)
         return self._share(*request)
 
-    def _led(self, work: Callable[["OverRanks"], ResultT]) -> ResultT:
+    def _led(self, work: Callable[["DistributedEncoder"], ResultT]) -> ResultT:
         self._leading = True
         try:
             return work(self)
