@@ -43,8 +43,8 @@ class Layout:
     """Where the sequences of a flat batch lie: made once a forward, read by every layer.
 
     ``length_groups`` are pairs of a length and how many sequences in a row have it. The grouped
-    kernel reads sequences in the order of their lengths: ``sort`` brings anything that has a row for every
-    token into that order, ``unsort`` undoes it.
+    kernel reads sequences in the order of their lengths: ``sort`` brings anything that has a row
+    for every token into that order, ``unsort`` undoes it.
     """
 
     kernel: Kernel

@@ -26,7 +26,8 @@ class _Shared:
 
     Shapes: Q queries and N documents over all ranks (of this rank alone without ``cross_device``);
     ``known_pairs`` ``(b, 2)`` holds the hashes of query and positive of every row of the
-    whole batch; ``mine`` are the q queries of this rank, and ``positives`` ``(q,)`` their positives' rows.
+    whole batch; ``mine`` are the q queries of this rank, and ``positives`` ``(q,)`` are the rows of
+    their positives.
     """
 
     queries: Tensor
