@@ -16,7 +16,7 @@ CI_MARKERS := not gpu and not network and not soak
 .PHONY: demo test quick lint types all-tests quick-tests clean
 
 demo: $(VENV)/.starter
-	$(BIN)/embedkit finetune --recipe starter --output runs/demo --overwrite
+	$(BIN)/embedkit finetune --recipe starter --set steps=50 --output runs/demo --overwrite
 
 # Types are checked beside the tests: where nothing is cached yet, that takes a core two minutes.
 test: lint

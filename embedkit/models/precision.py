@@ -16,19 +16,14 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def resolve(recipe: RecipeT, device: torch.device) -> tuple[RecipeT, str]:
-    """Settle ``precision = "auto"`` for ``device``; also a line that says what was taken."""
+    """Settle ``precision = "auto"`` for ``device``; return the recipe and what was chosen."""
     if recipe.precision != "auto":
         return recipe, recipe.precision
-    native = has_bf16(device)
+    if has_bf16(device):
+        return recipe.model_copy(update={"precision": "bf16"}), "bf16"
     name = "GPU" if device.type == "cuda" else "CPU"
-    steps = recipe.steps if native or recipe.fp32_steps is None else recipe.fp32_steps
-    resolved = recipe.model_copy(
-        update={"precision": "bf16" if native else "fp32", "steps": steps, "fp32_steps": None}
-    )
-    if native:
-        return resolved, "bf16"
-    fewer = f"; {steps} steps instead of {recipe.steps}" if steps != recipe.steps else ""
-    return resolved, f"fp32 (this {name} has no native bf16{fewer})"
+    said = f"fp32 (this {name} has no native bf16)"
+    return recipe.model_copy(update={"precision": "fp32"}), said
 
 
 def autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:

@@ -1,11 +1,13 @@
 """Reading a recipe from TOML."""
 
+import warnings
 from collections.abc import Sequence
 
 from embedkit.config import find, override, read_toml, validated
 from embedkit.errors import UserError
 from embedkit.recipe.finetune_recipe import Recipe
 from embedkit.recipe.pretrain_recipe import PretrainRecipe
+from embedkit.recipe.renamed_keys import with_new_names
 from embedkit.recipe.training_settings import RecipeT, Training
 
 
@@ -26,7 +28,9 @@ def load_pretrain_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRe
 def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | PretrainRecipe:
     """Read a recipe of whatever kind its ``objective`` says."""
     path = find("recipes", name)
-    tables = override(read_toml(path), overrides)
+    tables, remarks = with_new_names(override(read_toml(path), overrides), name)
+    if remarks:
+        warnings.warn(f"{name}: {'; '.join(remarks)}", stacklevel=2)
     objective = tables.get("objective")
     kind = objective.get("kind") if isinstance(objective, dict) else None
     if kind == "masked_lm":

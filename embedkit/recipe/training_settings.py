@@ -1,6 +1,6 @@
 """What every recipe has, whatever it trains."""
 
-from typing import Literal, Self, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import (
     Field,
@@ -8,7 +8,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    model_validator,
 )
 
 from embedkit.config import Section
@@ -53,19 +52,11 @@ class Training(Section):
 
     seed: NonNegativeInt = 0
     steps: PositiveInt | None = None
-    fp32_steps: PositiveInt | None = None
-    """Steps in place of ``steps`` where ``precision = "auto"`` falls back to fp32."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """``auto`` takes bf16 autocast where the device has it natively, else fp32."""
     optim: Optim
     checkpoints: Checkpoints = Checkpoints()
     logging: Logging = Logging()
-
-    @model_validator(mode="after")
-    def _fewer_steps_of_some(self) -> Self:
-        if self.fp32_steps is not None and (self.steps is None or self.precision != "auto"):
-            raise ValueError('fp32_steps needs steps and precision = "auto"')
-        return self
 
 
 RecipeT = TypeVar("RecipeT", bound=Training)

@@ -15,6 +15,7 @@ import torch
 from embedkit.config import differences
 from embedkit.errors import UserError
 from embedkit.recipe import Training
+from embedkit.recipe.renamed_keys import with_new_names
 from embedkit.training import checkpoint
 
 _NEUTRAL = (
@@ -154,7 +155,7 @@ def _refuse_world_size(
 
 
 def _recipe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    changes = differences(then, now)
+    changes = differences(with_new_names(then, "the checkpoint")[0], now)
     # With a constant rate no step knows how many there are, and none draws other rows.
     longer = (now["steps"] or 0) >= (then["steps"] or 0)
     endless = now["optim"]["schedule"] == "constant" and longer

@@ -122,7 +122,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_run_says_what_it_is(tmp_path: Path) -> None:
-    recipe = recipe_with(optim__clip=0.5)
+    recipe = recipe_with(optim__max_grad_norm=0.5)
     folder = run_with_checkpoint(tmp_path / "run", recipe)
     stored = tomllib.loads((folder.path / "recipe.toml").read_text())
     assert validated(Recipe, stored, "recipe.toml") == recipe
@@ -145,11 +145,11 @@ def test_a_run_says_what_it_is(tmp_path: Path) -> None:
         ({"data__alpha": 1.0}, "data.alpha: 0.5 -> 1.0"),
         ({"data__max_query_tokens": 64}, "data.max_query_tokens: 512 -> 64"),
         ({"objective__temperature": 0.05}, "objective.temperature: 0.07 -> 0.05"),
-        ({"objective__chunk_tokens": 64}, "objective.micro_batch_tokens: null -> 64"),
+        ({"objective__micro_batch_tokens": 64}, "objective.micro_batch_tokens: null -> 64"),
         ({"optim__lr": 1e-3}, "optim.lr: 0.0001 -> 0.001"),
         ({"optim__gradient_accumulation_steps": 2}, "optim.gradient_accumulation_steps: 1 -> 2"),
         ({"embedder": {"pooling": "cls"}}, 'embedder.pooling: null -> "cls"'),
-        ({"seed": 1, "optim__clip": 0.0}, "seed: 0 -> 1; optim.max_grad_norm: 1.0 -> 0.0"),
+        ({"seed": 1, "optim__max_grad_norm": 0.0}, "seed: 0 -> 1; optim.max_grad_norm: 1.0 -> 0.0"),
     ],
 )
 def test_a_changed_key_is_refused_by_name(
