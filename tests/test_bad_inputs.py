@@ -119,6 +119,17 @@ BAD = {
         ("pairs.jsonl, line 1: no column 'question' (there are 'query', 'positive')", "[columns]"),
         manifest={"columns": {"query": "question"}},
     ),
+    "unused_negatives": Bad(
+        (
+            "pairs: pairs.jsonl, line 21: nothing uses 'negs', 'Score': give them a part in ",
+            'ignore = ["negs", "Score"]',
+        ),
+        files=rows({**ROW, "negs": ["a wrong answer"], "Score": 3}),
+    ),
+    "named_and_ignored": Bad(
+        ("pairs.toml: ignore lists 'positive', but columns.positive reads it: take it out of one",),
+        manifest={"ignore": ["positive"]},
+    ),
     "empty_query": Bad(
         ("pairs.jsonl, line 21: query is empty: fill it in, or set drop_empty = true",),
         files=rows({**ROW, "query": " "}),

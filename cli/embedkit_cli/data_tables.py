@@ -105,10 +105,11 @@ def _stored_of(lengths: Lengths, role: str) -> str:
 
 
 def _pair_facts(manifest: Manifest, records: Records) -> Table:
-    columns = manifest.columns.model_dump(exclude_defaults=True) if manifest.columns else {}
-    columns = {"query": "query", "positive": "positive", **columns}
+    columns: dict[str, str | Sequence[str]] = {**records.layout.columns}
     if manifest.same_label:
         columns["positive"] = "another text of the label"
+    columns |= {"ignored": manifest.ignore} if manifest.ignore else {}
+    columns |= {"unused": records.layout.unused} if records.layout.unused else {}
     prompts = records.prompts.model_dump()
     rows = f"{len(records)}"
     if manifest.held_out:

@@ -73,6 +73,7 @@ def write_manifest(
         **kept,
         "rows": len(records),
         "negatives_per_query": settings.negatives,
+        "ignore": ["positive_score", "negative_scores"],
         "source": {
             "kind": "files",
             "files": [{"path": _portable(at), "sha256": cache.file_sha256(pairs)}],

@@ -62,7 +62,7 @@ def rowless(name: str) -> Manifest:
 
 def check(records: Records, name: str) -> None:
     first = Record(f"{source_of(name).split} of otters", "otters.")
-    assert (len(records), records[0]) == (12, first)
+    assert (len(records), records[0], records.layout.unused) == (12, first, [])
 
 
 def test_the_recipes_read_every_set_of_both_stages_once() -> None:

@@ -187,6 +187,11 @@ def test_a_positive_is_another_text_of_the_label(name: str, labels: int, tmp_pat
     assert any(first.label == second.label for first, second in pairwise(records))
 
 
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_every_published_column_is_used_or_ignored(name: str, tmp_path: Path) -> None:
+    assert opened(name, tmp_path).layout.unused == []
+
+
 def test_another_seed_makes_other_pairs(tmp_path: Path) -> None:
     first = opened("yahoo_clust", tmp_path).take(range(12))
     manifest = load_manifest("yahoo_clust").model_copy(update={"same_label": SameLabel(seed=1)})

@@ -59,6 +59,12 @@ def digest(folder: Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
+def test_every_column_of_the_packages_is_used_or_ignored(starter: list[Manifest]) -> None:
+    assert {each.name: open_manifest(each).layout.unused for each in starter} == {
+        name: [] for name in STARTER
+    }
+
+
 def test_a_held_out_phenotype_is_in_training_neither_by_definition_nor_by_synonym(
     starter: list[Manifest],
 ) -> None:

@@ -98,7 +98,9 @@ def test_rows_of_one_label_are_never_negatives_of_each_other(
     mined = pairs_of(tmp_path / "mined")
     assert all(len(row["negatives"]) == 2 for row in mined)
     assert all(row["label"] not in text for row in mined for text in row["negatives"])
-    assert open_records(tmp_path / "mined" / "mined.toml").has_labels
+    opened = open_records(tmp_path / "mined" / "mined.toml")
+    assert opened.has_labels
+    assert opened.layout.unused == []
 
 
 def test_a_query_of_many_positives_makes_no_other_search_for_more(
@@ -280,7 +282,10 @@ def test_a_manifest_below_the_data_folder_moves_with_it(
 
 
 def test_what_a_source_holds_out_is_no_negative(model: Embedder, tmp_path: Path) -> None:
-    rows = [row | {"negatives": [], "concept": row["query"]} for row in ROWS]
+    rows = [
+        {"query": row["query"], "positive": row["positive"], "concept": row["query"]}
+        for row in ROWS
+    ]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     manifest = {

@@ -4,17 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from embedkit.config import Section, find, read_toml, shipped, validated
 from embedkit.data.manifests.columns import ColumnPath, RowFilter
+from embedkit.data.roles import Columns, Names
 from embedkit.data.sources.readers.shards import Shards, ShardsSource
 from embedkit.errors import UserError
 
@@ -33,24 +27,12 @@ Task = Literal[
 ]
 
 
-def _path(text: str) -> str:
-    return ColumnPath(text).text
-
-
 def _filter(text: str) -> str:
     return RowFilter(text).text
 
 
-def _tuple(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(value)
-    return (value,) if isinstance(value, str) else value
-
-
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-PathText = Annotated[str, AfterValidator(_path)]
-PathTexts = Annotated[tuple[PathText, ...], BeforeValidator(_tuple)]
 FilterText = Annotated[str, AfterValidator(_filter)]
 
 
@@ -59,31 +41,6 @@ class Prompts(Section):
 
     query: str = ""
     document: str = ""
-
-
-class Columns(Section):
-    """Which value of a row plays which part, as paths: ``a``, ``a.b``, ``a[0]``, ``a[].b``."""
-
-    query: PathTexts = ("query",)
-    """Several are joined by a space; empty ones are left out."""
-    positive: PathTexts = ("positive",)
-    """As ``query``. A single path with ``[]`` gives several texts, which make a row each."""
-    negatives: PathTexts = ()
-    """One or several paths to texts or to lists of texts of any length."""
-    label: PathText | None = None
-    """Rows of one label are never negatives of each other."""
-    concept: PathText | None = None
-    """What the row is about. Concepts are held out whole."""
-    negative_concepts: PathTexts = ()
-    """What each of ``negatives`` is about, so that none speaks of a held-out concept."""
-    topic: PathText | None = None
-    """What a held-out classification task predicts. Training never sees it."""
-
-    @model_validator(mode="after")
-    def _some_text(self) -> Self:
-        if not self.query or not self.positive:
-            raise ValueError("query and positive name a column each, or several")
-        return self
 
 
 class SameLabel(Section):
@@ -207,8 +164,10 @@ class HeldOut(Section):
 class Description(Section):
     """How rows become training pairs, wherever they come from."""
 
-    columns: Columns | None = None
-    """``None`` takes the columns that are called as the fields of ``Columns``."""
+    columns: Columns = Columns()
+    ignore: Names = ()
+    """Columns that play no part on purpose; ``negatives`` stands for all that would be taken for
+    negatives by their names."""
     filter: FilterText | None = None
     """Keeps the rows for which it holds, e.g. ``score > 4``."""
     drop_empty: bool = False
@@ -231,9 +190,20 @@ class Description(Section):
 
     @model_validator(mode="after")
     def _label_alone(self) -> Self:
-        columns = self.columns or Columns()
-        if self.same_label and columns.model_fields_set != {"query", "label"}:
+        if self.same_label and self.columns.model_fields_set != {"query", "label"}:
             raise ValueError("same_label needs columns.query and columns.label, and no others")
+        return self
+
+    @model_validator(mode="after")
+    def _named_or_ignored(self) -> Self:
+        for role, paths in self.columns.paths().items():
+            for path in paths:
+                both = {path, ColumnPath(path).column}.intersection(self.ignore)
+                if both and not (self.same_label and role == "positive"):
+                    raise ValueError(
+                        f"ignore lists {both.pop()!r}, but columns.{role} reads it: take it out of "
+                        "one of them"
+                    )
         return self
 
 
@@ -249,7 +219,7 @@ class Manifest(Description):
 
     @model_validator(mode="after")
     def _columns_for_what_is_asked(self) -> Self:
-        columns = self.columns or Columns()
+        columns = self.columns
         if self.held_out and columns.concept is None:
             raise ValueError("held_out needs columns.concept, which tells what a row is about")
         if self.held_out and columns.negatives and not columns.negative_concepts:

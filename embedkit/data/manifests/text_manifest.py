@@ -8,14 +8,13 @@ from embedkit.config import Section, validated
 from embedkit.data.manifests.manifest import (
     FilterText,
     Manifest,
-    PathText,
-    PathTexts,
     Source,
     is_text,
     load_manifest,
     read_manifest,
     shipped_tables,
 )
+from embedkit.data.roles import PathText, PathTexts
 from embedkit.errors import UserError
 
 

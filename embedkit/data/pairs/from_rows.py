@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from embedkit.data.layout import Layout
 from embedkit.data.manifests.columns import ColumnPath, RowFilter
-from embedkit.data.manifests.manifest import Columns, Description
+from embedkit.data.manifests.manifest import Description
 from embedkit.data.pairs import same_label
+from embedkit.data.roles import Columns
 from embedkit.data.sources.distinct import distinct
 from embedkit.data.sources.open_source import RowStream
 from embedkit.errors import DataError
@@ -24,9 +26,12 @@ class Pair:
     topic: str | None = None
 
 
-def pairs(parts: Iterable[RowStream], description: Description) -> Iterator[Pair]:
-    """Yield the pairs of all parts in order; an error names the part and the row in it."""
-    found = _read(parts, description)
+def pairs(parts: Iterable[RowStream], description: Description, layout: Layout) -> Iterator[Pair]:
+    """Yield the pairs of all parts in order; an error names the part and the row in it.
+
+    ``layout`` takes up which columns the rows have.
+    """
+    found = _read(parts, description, layout)
     if description.same_label:
         labelled = ((pair.query, pair.label) for pair in found if pair.label is not None)
         made = same_label.pairs(labelled, description.same_label.seed)
@@ -34,28 +39,22 @@ def pairs(parts: Iterable[RowStream], description: Description) -> Iterator[Pair
     return distinct(found, _key) if description.deduplicate else found
 
 
-def _read(parts: Iterable[RowStream], description: Description) -> Iterator[Pair]:
+def _read(parts: Iterable[RowStream], description: Description, layout: Layout) -> Iterator[Pair]:
     keep = RowFilter(description.filter) if description.filter else None
-    drop_empty = description.drop_empty
-    columns = description.columns
-    if columns and description.same_label:
-        columns = columns.model_copy(update={"positive": columns.query})
-    given = columns and _Picker(columns, drop_empty=drop_empty)
+
+    # Rows of one file may differ in their columns.
+    @lru_cache
+    def picker(names: tuple[str, ...]) -> _Picker:
+        return _Picker(layout.add(names, description), drop_empty=description.drop_empty)
+
     for part in parts:
         for number, row in part.rows:
+            layout.rows_read += 1
             try:
                 if keep is None or keep(row):
-                    pick = given or _picker_by_name(tuple(row), drop_empty=drop_empty)
-                    yield from pick(row)
+                    yield from picker(tuple(row))(row)
             except DataError as error:
                 raise DataError(f"{part.name}, {part.unit} {number}: {error}") from None
-
-
-@lru_cache
-def _picker_by_name(names: tuple[str, ...], *, drop_empty: bool) -> "_Picker":
-    """For rows whose columns are called as the fields of ``Columns``; some may lack some."""
-    found = {name: name for name in Columns.model_fields if name in names}
-    return _Picker(Columns.model_validate(found), drop_empty=drop_empty)
 
 
 class _Picker:
@@ -141,7 +140,10 @@ class _Picker:
         value = path(row)
         if value is None or isinstance(value, str | int):
             return None if value is None else str(value)
-        raise DataError(f"{path.text} is {value!r:.60}, neither text nor a whole number")
+        raise DataError(
+            f"{path.text} is {value!r:.60}, neither text nor a whole number: correct [columns] or "
+            "the data, or list it in ignore"
+        )
 
 
 def _flat(value: Any) -> Iterator[Any]:

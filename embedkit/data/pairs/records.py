@@ -4,7 +4,7 @@ import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from embedkit.config import expand, validated
 from embedkit.data import concepts
+from embedkit.data.layout import Layout
 from embedkit.data.manifests.manifest import (
-    Columns,
     Description,
     HeldOut,
     HubSource,
@@ -30,6 +30,7 @@ from embedkit.data.pairs import from_rows
 from embedkit.data.pairs.from_rows import Pair
 from embedkit.data.pairs.rows_key import rows_key, sha256
 from embedkit.data.pairs.table import Table, TableWriter
+from embedkit.data.roles import Columns
 from embedkit.data.sources import files, open_source
 from embedkit.data.sources.open_source import OpenedSource, RowStream
 from embedkit.errors import DataError
@@ -38,14 +39,13 @@ from embedkit.storage import cache
 Split = Literal["train", "held_out"]
 
 _KIND = "records"
-_READ = "read"
-"""Beside the tables: how many rows the source had."""
 
 
 class Options(TypedDict, total=False):
     """How rows become pairs; every key as in a manifest."""
 
-    columns: Columns | Mapping[str, str | Sequence[str]] | None
+    columns: Columns | Mapping[str, str | Sequence[str]]
+    ignore: str | Sequence[str]
     filter: str | None
     drop_empty: bool
     deduplicate: bool
@@ -77,10 +77,12 @@ class Records:
         records[0].query
     """
 
-    def __init__(self, name: str, table: Table, description: Description) -> None:
+    def __init__(self, name: str, table: Table, description: Description, layout: Layout) -> None:
         self.name = name
         self.table = table
         self.description = description
+        self.layout = layout
+        """What each column of the source became."""
 
     @classmethod
     def from_rows(
@@ -124,16 +126,19 @@ class Records:
         aside = cache.scratch(_KIND)
         try:
             _write(aside, name, [part], description)
+            # Not of the folder that stays: equal rows may be made of other columns.
+            layout = Layout.read(aside)
             content = Table(_path(aside, "train")).facts.content
             folder = aside.with_name(f"rows-{content[:32]}")
             cache.publish(aside, folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        return cls(name, Table(_path(folder, "train")), description)
+        layout.tell_unused(name)
+        return cls(name, Table(_path(folder, "train")), description, layout)
 
     def renamed(self, name: str) -> Self:
         """The same rows under another name."""
-        return type(self)(name, self.table, self.description)
+        return type(self)(name, self.table, self.description, self.layout)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -234,9 +239,11 @@ def open_manifest(manifest: Manifest, split: Split = "train") -> Records:
     build = partial(_write, name=manifest.name, parts=opened.parts, description=manifest)
     folder = cache.built(_KIND, rows_key(manifest, opened), build)
     tables = {each: Table(_path(folder, each)) for each in _splits(manifest)}
-    found = {"rows": sum(map(len, tables.values())), "rows read": _rows_read(folder)}
+    layout = Layout.read(folder)
+    found = {"rows": sum(map(len, tables.values())), "rows read": layout.rows_read}
     _expect(found, manifest, opened)
-    return Records(manifest.name, tables[split], manifest)
+    layout.tell_unused(manifest.name)
+    return Records(manifest.name, tables[split], manifest, layout)
 
 
 def _expect(rows: Mapping[str, int], manifest: Manifest, opened: OpenedSource) -> None:
@@ -253,43 +260,21 @@ def _expect(rows: Mapping[str, int], manifest: Manifest, opened: OpenedSource) -
             warnings.warn(f"{told}; the manifest pins no revision", stacklevel=3)
 
 
-@dataclass
-class _Counted:
-    """Parts whose rows are counted as they are read."""
-
-    parts: Iterable[RowStream]
-    rows: int = 0
-
-    def __iter__(self) -> Iterator[RowStream]:
-        return (replace(part, rows=self._counted(part.rows)) for part in self.parts)
-
-    def _counted(
-        self, rows: Iterable[tuple[int, Mapping[str, Any]]]
-    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        for row in rows:
-            self.rows += 1
-            yield row
-
-
 def _write(folder: Path, name: str, parts: Iterable[RowStream], description: Description) -> None:
     """Fill ``folder`` with one table for each split."""
     held_out = description.held_out if isinstance(description, Manifest) else None
-    counted = _Counted(parts)
+    layout = Layout()
     try:
         with ExitStack() as stack:
             writers = {
                 split: stack.enter_context(TableWriter(_path(folder, split)))
                 for split in _splits(description)
             }
-            for pair in from_rows.pairs(counted, description):
+            for pair in from_rows.pairs(parts, description, layout):
                 writers[_side(pair, held_out)].add(pair)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
-    (folder / _READ).write_text(str(counted.rows))
-
-
-def _rows_read(folder: Path) -> int:
-    return int((folder / _READ).read_text())
+    layout.write(folder)
 
 
 def _side(pair: Pair, held_out: HeldOut | None) -> Split:

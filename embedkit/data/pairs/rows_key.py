@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from embedkit.data import concepts
+from embedkit.data import concepts, layout, roles
 from embedkit.data.manifests import columns
 from embedkit.data.manifests.manifest import Manifest
 from embedkit.data.pairs import from_rows, same_label, table
@@ -22,7 +22,9 @@ _MAKERS = (
     files,
     hub,
     joins,
+    layout,
     from_rows,
+    roles,
     same_label,
     open_source,
     table,
@@ -36,7 +38,7 @@ _MAKERS = (
 def rows_key(manifest: Manifest, opened: OpenedSource) -> str:
     """The name of the folder that the rows of ``manifest`` are kept in."""
     making = manifest.model_dump(
-        include={"columns", "filter", "drop_empty", "deduplicate", "same_label"}
+        include={"columns", "ignore", "filter", "drop_empty", "deduplicate", "same_label"}
     )
     share = manifest.held_out.share if manifest.held_out else None
     reader = manifest.source.model_dump().get("reader")

@@ -1,0 +1,120 @@
+"""What the columns of a source are, as its rows turn out to have them: used, ignored or unused."""
+
+import json
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from embedkit import distributed
+from embedkit.data.manifests.columns import ColumnPath, RowFilter
+from embedkit.data.manifests.manifest import Description, Manifest
+from embedkit.data.roles import Columns, are_negatives
+from embedkit.errors import DataError
+
+_FILE = "layout.json"
+_TELLING = ("neg", "score", "label")
+"""How names of columns begin that would change training: leaving one out has to be meant."""
+
+
+@dataclass
+class Layout:
+    """What is found while a source is read; it is kept beside the rows."""
+
+    rows_read: int = 0
+    """Rows of the source itself, those that the filter leaves out among them."""
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    """The paths of each part that columns play, over all rows."""
+    unused: list[str] = field(default_factory=list)
+    """Columns that play no part and are not ignored."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the layout that was written to ``folder``."""
+        return cls(**json.loads((folder / _FILE).read_text()))
+
+    def write(self, folder: Path) -> None:
+        """Write the layout to ``folder``."""
+        (folder / _FILE).write_text(json.dumps(vars(self)))
+
+    def add(self, names: Sequence[str], description: Description) -> Columns:
+        """Find, and keep, which part each column of a row plays that has the columns ``names``.
+
+        Raises:
+            DataError: a column that would change training plays no part, or a held-out split lacks
+                the concepts of negatives.
+        """
+        named = description.columns
+        if description.same_label:
+            # The positives are made of the queries.
+            named = named.model_copy(update={"positive": named.query})
+        taken = _starts(named, names)
+        free = [each for each in names if each not in taken and not _ignored(each, description)]
+        columns = named if description.same_label else named.with_recognised(free)
+        _check_concepts(columns, description)
+        used = _starts(columns, names)
+        if description.filter:
+            filtered = _start(RowFilter(description.filter).path.text, names)
+            if columns.label != named.label and columns.label == filtered:
+                # Rows that are kept for one label would not be negatives of each other.
+                raise DataError(
+                    f"the filter reads {filtered!r}, which would also be taken for the label: set "
+                    f'columns.label = "{filtered}" if that is meant, else ignore = ["{filtered}"]'
+                )
+            used.add(filtered)
+        unused = [name for name in free if name not in used]
+        # Where a column is missing, reading the row says so, and this one may be it, renamed.
+        if taken.issubset(names):
+            _refuse_telling(unused)
+        self.unused += [name for name in unused if name not in self.unused]
+        for role, paths in columns.paths().items():
+            found = self.columns.setdefault(role, [])
+            found += [path for path in paths if path not in found]
+        return columns
+
+    def tell_unused(self, name: str) -> None:
+        """Warn of the columns of the source ``name`` that play no part."""
+        if self.unused and distributed.is_main():
+            warnings.warn(
+                f"{name}: nothing uses the columns {_quoted(self.unused)}: give them a part in "
+                "columns, or list them in ignore",
+                stacklevel=2,
+            )
+
+
+def _ignored(name: str, description: Description) -> bool:
+    ignored = description.ignore
+    return name in ignored or ("negatives" in ignored and are_negatives(name))
+
+
+def _starts(columns: Columns, names: Sequence[str]) -> set[str]:
+    """The columns that the paths of all parts start in."""
+    return {_start(path, names) for paths in columns.paths().values() for path in paths}
+
+
+def _start(path: str, names: Sequence[str]) -> str:
+    return path if path in names else ColumnPath(path).column
+
+
+def _check_concepts(columns: Columns, description: Description) -> None:
+    held_out = isinstance(description, Manifest) and description.held_out
+    if held_out and columns.negatives and not columns.negative_concepts:
+        raise DataError(
+            "held_out needs columns.negative_concepts for the negatives in "
+            f'{_quoted(columns.negatives)}, or ignore = ["negatives"]'
+        )
+
+
+def _refuse_telling(unused: Iterable[str]) -> None:
+    telling = [name for name in unused if name.lower().startswith(_TELLING)]
+    if telling:
+        them, they = ("it", "it is") if len(telling) == 1 else ("them", "they are")
+        raise DataError(
+            f"nothing uses {_quoted(telling)}: give {them} a part in columns, or say that {they} "
+            f"left out: ignore = {json.dumps(telling, ensure_ascii=False)}"
+        )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

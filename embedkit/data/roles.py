@@ -1,0 +1,88 @@
+"""The parts that columns of a row can play in a training pair, by path and by name."""
+
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BeforeValidator, model_validator
+
+from embedkit.config import Section
+from embedkit.data.manifests.columns import ColumnPath
+
+_NEGATIVES = re.compile(r"negatives|negative(?:_(?P<number>\d+))?")
+
+
+def _path(text: str) -> str:
+    return ColumnPath(text).text
+
+
+def _tuple(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    return (value,) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
+PathText = Annotated[str, AfterValidator(_path)]
+PathTexts = Annotated[tuple[PathText, ...], BeforeValidator(_tuple)]
+
+
+class Columns(Section):
+    """Which value of a row plays which part, as paths: ``a``, ``a.b``, ``a[0]``, ``a[].b``.
+
+    For a part that is not named here, the columns that are called like it are taken.
+    """
+
+    query: PathTexts = ("query",)
+    """Several are joined by a space; empty ones are left out."""
+    positive: PathTexts = ("positive",)
+    """As ``query``. A single path with ``[]`` gives several texts, which make a row each."""
+    negatives: PathTexts = ()
+    """One or several paths to texts or to lists of texts of any length."""
+    label: PathText | None = None
+    """Rows of one label are never negatives of each other."""
+    concept: PathText | None = None
+    """What the row is about. Concepts are held out whole."""
+    negative_concepts: PathTexts = ()
+    """What each of ``negatives`` is about, so that none speaks of a held-out concept."""
+    topic: PathText | None = None
+    """What a held-out classification task predicts. Training never sees it."""
+
+    @model_validator(mode="after")
+    def _some_text(self) -> Self:
+        if not self.query or not self.positive:
+            raise ValueError("query and positive name a column each, or several")
+        if "negatives" in self.model_fields_set and not self.negatives:
+            raise ValueError(
+                'negatives names no column: leave it out, or for none set ignore = ["negatives"]'
+            )
+        return self
+
+    def paths(self) -> dict[str, tuple[str, ...]]:
+        """The paths of every part that a column plays."""
+        found = {role: getattr(self, role) for role in type(self).model_fields}
+        return {role: _tuple(paths) for role, paths in found.items() if paths}
+
+    def with_recognised(self, names: Iterable[str]) -> Self:
+        """The same columns, and those of ``names`` that are called like a part not named yet."""
+        names = set(names)
+        marks = {"label", "concept", "topic"} & names
+        found: dict[str, Any] = {mark: mark for mark in marks if getattr(self, mark) is None}
+        if not self.negatives:
+            found["negatives"] = tuple(sorted(filter(are_negatives, names), key=_place))
+        has_negatives = self.negatives or found["negatives"]
+        if has_negatives and not self.negative_concepts and "negative_concepts" in names:
+            found["negative_concepts"] = ("negative_concepts",)
+        return self.model_copy(update=found)
+
+
+def are_negatives(name: str) -> bool:
+    """Whether a column of this name is taken for negatives."""
+    return _NEGATIVES.fullmatch(name) is not None
+
+
+def _place(name: str) -> tuple[bool, int]:
+    """The order of ``negatives``, ``negative``, ``negative_1``, ``negative_2``, ``negative_10``."""
+    match = _NEGATIVES.fullmatch(name)
+    number = match["number"] if match else None
+    return name != "negatives", -1 if number is None else int(number)
