@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_v
 
 from embedkit.config import Section, find, read_toml, shipped, validated
 from embedkit.data.manifests.columns import ColumnPath, RowFilter
-from embedkit.data.roles import Columns, Names
+from embedkit.data.manifests.roles import Columns, Names
 from embedkit.data.sources.readers.shards import Shards, ShardsSource
 from embedkit.errors import UserError
 

@@ -14,7 +14,7 @@ from embedkit.data.manifests.manifest import (
     read_manifest,
     shipped_tables,
 )
-from embedkit.data.roles import PathText, PathTexts
+from embedkit.data.manifests.roles import PathText, PathTexts
 from embedkit.errors import UserError
 
 

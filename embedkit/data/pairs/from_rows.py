@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from embedkit.data.layout import Layout
 from embedkit.data.manifests.columns import ColumnPath, RowFilter
 from embedkit.data.manifests.manifest import Description
+from embedkit.data.manifests.roles import Columns
 from embedkit.data.pairs import same_label
-from embedkit.data.roles import Columns
+from embedkit.data.pairs.layout import Layout
 from embedkit.data.sources.distinct import distinct
 from embedkit.data.sources.open_source import RowStream
 from embedkit.errors import DataError

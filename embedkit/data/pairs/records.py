@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from embedkit.config import expand, validated
 from embedkit.data import concepts
-from embedkit.data.layout import Layout
 from embedkit.data.manifests.manifest import (
     Description,
     HeldOut,
@@ -26,11 +25,12 @@ from embedkit.data.manifests.manifest import (
     Task,
     load_manifest,
 )
+from embedkit.data.manifests.roles import Columns
 from embedkit.data.pairs import from_rows
 from embedkit.data.pairs.from_rows import Pair
+from embedkit.data.pairs.layout import Layout
 from embedkit.data.pairs.rows_key import rows_key, sha256
 from embedkit.data.pairs.table import Table, TableWriter
-from embedkit.data.roles import Columns
 from embedkit.data.sources import files, open_source
 from embedkit.data.sources.open_source import OpenedSource, RowStream
 from embedkit.errors import DataError

@@ -6,10 +6,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from embedkit.data import concepts, layout, roles
-from embedkit.data.manifests import columns
+from embedkit.data import concepts
+from embedkit.data.manifests import columns, roles
 from embedkit.data.manifests.manifest import Manifest
-from embedkit.data.pairs import from_rows, same_label, table
+from embedkit.data.pairs import from_rows, layout, same_label, table
 from embedkit.data.sources import distinct, files, hub, joins, open_source
 from embedkit.data.sources.open_source import OpenedSource
 from embedkit.data.sources.readers import docstring, icd, obo, shards

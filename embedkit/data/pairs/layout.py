@@ -10,7 +10,7 @@ from typing import Self
 from embedkit import distributed
 from embedkit.data.manifests.columns import ColumnPath, RowFilter
 from embedkit.data.manifests.manifest import Description, Manifest
-from embedkit.data.roles import Columns, are_negatives
+from embedkit.data.manifests.roles import Columns, are_negatives
 from embedkit.errors import DataError
 
 _FILE = "layout.json"
