@@ -258,7 +258,7 @@ def be_told_twice(request: StopRequest) -> None:
 
 @pytest.mark.slow
 def test_the_script_that_kills_and_resumes_finds_equal_runs(tmp_path: Path) -> None:
-    script = Path(__file__).parents[1] / "benchmarks" / "kill_and_resume.py"
+    script = Path(__file__).parents[2] / "benchmarks" / "kill_and_resume.py"
     command = [sys.executable, str(script), "--kills", "1", "--set", "steps=20"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
