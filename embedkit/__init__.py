@@ -1,7 +1,6 @@
 """embedkit: from raw text to a measured embedding model."""
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -58,9 +57,3 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'embedkit' has no attribute {name!r}")
     return getattr(importlib.import_module(f"embedkit.{_HOMES[name]}"), name)
-
-
-# Makes NeoBERT known to transformers. The command, whose help is to come at once, does without:
-# what needs a model there imports it.
-if "embedkit_cli" not in sys.modules:
-    importlib.import_module("embedkit.models.neobert")

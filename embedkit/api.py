@@ -85,8 +85,8 @@ def pretrain(
         allow_world_size_change: resume on another number of ranks, with other rounding.
 
     Returns:
-        The folder of the model, which ``finetune`` takes as backbone and, once embedkit is
-        imported, ``AutoModelForMaskedLM`` opens.
+        The folder of the model, which ``finetune`` takes as backbone and, once
+        ``embedkit.models.neobert`` is imported, ``AutoModelForMaskedLM`` opens.
 
     Raises:
         UserError: recipe, data or folder are not as they should be.

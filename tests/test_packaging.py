@@ -89,3 +89,32 @@ def test_the_wheel_works_from_any_folder(wheel: Path, tmp_path: Path) -> None:
     found = "import embedkit.config as t; print(t.__file__, t.shipped('recipes'))"
     assert str(ROOT) not in run_bare([python, "-c", found], elsewhere)
     assert run_bare([python, "-m", "embedkit_cli", "show", "starter"], elsewhere) == shown
+
+
+def test_importing_the_package_imports_no_library() -> None:
+    code = "import sys, embedkit; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_neobert_opens_in_transformers_once_its_package_is_imported(tmp_path: Path) -> None:
+    code = """
+import sys
+from transformers import AutoModel
+import embedkit.models.neobert as neobert
+config = neobert.NeoBERTConfig(
+    vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+)
+neobert.NeoBERTModel(config).save_pretrained(sys.argv[1])
+print(type(AutoModel.from_pretrained(sys.argv[1])).__name__)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert found.stdout.split()[-1] == "NeoBERTModel"
+
+
+@pytest.mark.parametrize("module", ["embedkit", "embedkit_cli"])
+def test_the_command_runs_as_a_module(module: str) -> None:
+    command = [sys.executable, "-m", module, "show", "starter"]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert 'manifest = "hpo_synonym"' in shown.stdout

@@ -85,7 +85,8 @@ def write_model(embedder: Embedder, folder: Path, *, card: str = "") -> None:
                 network.save_pretrained(aside)
         elif reason := obstacle(network.config):
             warnings.warn(
-                f"{folder}: opens only where embedkit is imported: {reason}", stacklevel=2
+                f"{folder}: opens only where embedkit.models.neobert is imported: {reason}",
+                stacklevel=2,
             )
             save_hub_layout(network, aside)
         else:

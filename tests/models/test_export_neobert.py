@@ -190,7 +190,9 @@ def test_an_ablation_without_a_stock_form_leaves_as_it_is_and_says_so(
 ) -> None:
     own = write_with_tokenizer(tiny_neobert(**ABLATIONS[key]), tmp_path / "own")
     embedder = prompted(own)
-    with pytest.warns(UserWarning, match=f"where embedkit is imported: its {key} is") as told:
+    with pytest.warns(
+        UserWarning, match=f"where embedkit.models.neobert is imported: its {key} is"
+    ) as told:
         write_model(embedder, tmp_path / "model")
     assert "\n" not in str(told[0].message)
     again = hub.load(str(tmp_path / "model"))

@@ -24,7 +24,9 @@ LAYERS = [
 ]
 """A module imports from the lines above its own, and from its own folder."""
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+ENTRIES = {PACKAGE / "__init__.py", PACKAGE / "__main__.py"}
+"""The package's offer, and what ``python -m embedkit`` runs: both may import anything."""
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path not in ENTRIES)
 
 
 def modules_imported(path: Path) -> Iterator[str]:

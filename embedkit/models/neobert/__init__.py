@@ -1,4 +1,4 @@
-"""NeoBERT, made known to transformers when this package is imported."""
+"""NeoBERT. Importing this package registers it with transformers' ``Auto`` classes."""
 
 from transformers import (
     AutoConfig,
