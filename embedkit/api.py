@@ -24,7 +24,14 @@ from embedkit.models import hub, precision
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.pretraining import run as pretraining
-from embedkit.recipe import PretrainRecipe, Recipe, Training, load_pretrain_recipe, load_recipe
+from embedkit.recipe import (
+    Instructions,
+    PretrainRecipe,
+    Recipe,
+    Training,
+    load_pretrain_recipe,
+    load_recipe,
+)
 from embedkit.training.run import run_training
 
 
@@ -110,7 +117,7 @@ def evaluate(
     *,
     benchmark: str | None = None,
     recipe: Recipe | str | Path | None = None,
-    instructions: bool = True,
+    instructions: Instructions | None = None,
     dtype: str = "auto",
     data_dir: str | Path | None = None,
     truncate_dim: int | None = None,
@@ -128,7 +135,9 @@ def evaluate(
         output: where results and ``summary.json`` go.
         benchmark: a benchmark's name, such as ``MTEB(eng, v1)``.
         recipe: evaluate on what this recipe evaluates on.
-        instructions: whether mteb's tasks get the paper's instructions (tables 8 and 9).
+        instructions: ``"paper"`` puts the paper's instructions (tables 8 and 9) before the texts of
+            the tasks of MTEB(eng, v1), ``"none"`` leaves the model its own prompts; by default
+            what ``recipe`` says, and none without a recipe.
         dtype: ``auto`` (bf16 where native, else fp32), ``bf16``, ``fp16`` or ``fp32``.
         data_dir: a mirror of hub repositories, which mteb's tasks read instead of the hub.
         truncate_dim: score the first dimensions of the vectors alone, at unit norm.
@@ -162,7 +171,7 @@ def estimate(
     *,
     benchmark: str | None = None,
     recipe: Recipe | str | Path | None = None,
-    instructions: bool = True,
+    instructions: Instructions | None = None,
     dtype: str = "auto",
     data_dir: str | Path | None = None,
     context_documents: int | None = None,
@@ -247,7 +256,7 @@ def _task_selection(
     benchmark: str | None,
     recipe: Recipe | str | Path | None,
     data_dir: str | Path | None,
-    instructions: bool,
+    instructions: Instructions | None,
 ) -> TaskSelection:
     return TaskSelection(
         tasks,

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -31,7 +31,12 @@ RecipeName = Annotated[
     str | None, typer.Option("--recipe", help="The tasks of this recipe's evaluation.")
 ]
 Instructions = Annotated[
-    bool, typer.Option(help="Use the NeoBERT paper's instruction of each task that has one.")
+    Literal["none", "paper"] | None,
+    typer.Option(
+        "--instructions",
+        help="paper puts the NeoBERT paper's instructions before the texts of MTEB(eng, v1)'s "
+        "tasks; none leaves the model its own prompts. Default: what the recipe says, else none.",
+    ),
 ]
 DataDir = Annotated[
     Path | None,
@@ -72,7 +77,7 @@ def eval_mteb(
     task_dir: TaskDirs = [],
     recipe: RecipeName = None,
     dtype: Precision = "auto",
-    instructions: Instructions = True,
+    instructions: Instructions = None,
     data_dir: DataDir = None,
     truncate_dim: TruncateDim = None,
     cache: Cache = True,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 from mteb.abstasks.abstask import AbsTask
 
@@ -25,9 +26,9 @@ from embedkit.models import hub, precision
 from embedkit.models.contextual.loading import is_contextual, load_contextual
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
-from embedkit.recipe import Recipe
+from embedkit.recipe import Instructions, Recipe
 from embedkit.storage import cache
-from embedkit.tokens.prompts import instruction_prompts
+from embedkit.tokens.prompts import benchmark_prompts
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,14 @@ class TaskSelection:
     recipe: Recipe | None
     data_dir: Path | None
     """A mirror that mteb's tasks read instead of the hub."""
-    instructions: bool
-    """Whether mteb's tasks get the paper's instructions."""
+    instructions: Instructions | None
+    """Which instructions the tasks of MTEB(eng, v1) get; ``None`` goes by the recipe, and gives
+    none where there is no recipe."""
+
+    def __post_init__(self) -> None:
+        known = get_args(Instructions)
+        if self.instructions is not None and self.instructions not in known:
+            raise UserError(f"instructions = {self.instructions!r}: choose {' or '.join(known)}")
 
     def select(self, folder: Path) -> tuple[list[AbsTask], dict[str, str]]:
         """The tasks and their instructions; what a recipe holds out is written to ``folder``.
@@ -61,9 +68,10 @@ class TaskSelection:
             tasks = tasks_of(self.recipe, folder)
         if self.data_dir is not None:
             check_mirror(self.data_dir, [part for task in tasks for part in leaves(task)])
-        if not self.instructions:
-            return tasks, {}
-        return tasks, instruction_prompts(task.metadata.name for task in tasks)
+        selection = self.instructions or (
+            self.recipe.evaluation.instructions if self.recipe else None
+        )
+        return tasks, benchmark_prompts() if selection == "paper" else {}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -43,6 +44,9 @@ class TaskScore:
     contexts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By task or part, what a contextual model read before it: the number of ``documents``, the
     ``corpus_size`` and ``seed`` of their draw, and the context's ``hash``."""
+    prompt_origin: str = "not recorded"
+    """Whose prompts these are, ``none`` where nothing stood before a text. Summaries of earlier
+    versions do not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +102,16 @@ class Summary:
         return table
 
     def text(self) -> str:
-        """The table, and each missing task with the reason."""
-        lines = [as_text(self.table()).rstrip()]
+        """The table, whose prompts were used, and each missing task with the reason."""
+        lines = [as_text(self.table()).rstrip(), f"prompts: {self._prompt_origins()}"]
         lines += [f"missing: {name}: {self.failed.get(name, 'not run')}" for name in self.missing]
         return "\n".join(lines) + "\n"
+
+    def _prompt_origins(self) -> str:
+        tasks = Counter(each.prompt_origin for each in self.scores.values())
+        if tasks.keys() <= {"none"}:
+            return "none"
+        return ", ".join(f"{origin} for {n} task{'s' * (n > 1)}" for origin, n in tasks.items())
 
     def write(self, path: Path) -> None:
         """Write everything as JSON, the means among it."""

@@ -13,7 +13,7 @@ from embedkit.finetuning.mixture import Mixture
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import Evaluation
-from embedkit.tokens.prompts import instruction_prompts
+from embedkit.tokens.prompts import benchmark_prompts
 from embedkit.training.run_folder import RunFolder
 
 
@@ -63,7 +63,7 @@ class Evaluator:
             ContextualEncoder(model, ranks=ranks) if isinstance(model, Contextual) else ranks,
             self._tasks,
             self._folder.evaluation / name,
-            instructions=instruction_prompts(task.metadata.name for task in self._tasks),
+            instructions=benchmark_prompts() if self._wanted.instructions == "paper" else {},
             dtype=str(model.autocast or "float32").removeprefix("torch."),
         )
 

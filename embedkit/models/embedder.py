@@ -36,7 +36,7 @@ class Embedder(nn.Module):
         name: what reports call the model.
         autocast: the type of the matrix products; ``None`` keeps that of the weights.
         default_prompt_name: the prompt that sentence-transformers applies where none is asked for;
-            kept for the export, since ``encode`` applies what it is told to.
+            kept for evaluation and the export, since ``encode`` applies what it is told to.
     """
 
     def __init__(
@@ -72,9 +72,15 @@ class Embedder(nn.Module):
 
     @torch.inference_mode()
     def encode(
-        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
+        self, texts: str | Sequence[str], *, prompt: str = "", show_progress: bool = False
     ) -> NDArray[np.float32]:
-        """Embed texts, each behind ``prompt``, in any number. Shapes: ``(len(texts), D)``."""
+        """Embed texts, each behind ``prompt``, in any number.
+
+        Shapes: a list of n texts -> ``(n, D)``, one text -> ``(D,)``.
+
+        Raises:
+            UserError: something else than texts is given.
+        """
         with without_dropout(self):
             return embed_texts(
                 texts,
@@ -87,11 +93,11 @@ class Embedder(nn.Module):
                 show_progress=show_progress,
             )
 
-    def encode_query(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def encode_query(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
         """Embed queries with the model's own prompt."""
         return self.encode(texts, prompt=self.prompts.get("query", ""))
 
-    def encode_document(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def encode_document(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
         """Embed documents with the model's own prompt."""
         return self.encode(texts, prompt=self.prompts.get("document", ""))
 

@@ -1,5 +1,6 @@
 """Any number of texts to vectors, a few tokens at a time."""
 
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -8,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from embedkit.errors import UserError
 from embedkit.tokens.batch import TokenBatch, chunks_by_budget
 from embedkit.tokens.tokenizer import Tokenize
 
@@ -29,7 +31,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def embed_texts(
-    texts: Sequence[str],
+    texts: str | Sequence[str],
     prompt: str,
     embed: Callable[[TokenBatch], Tensor],
     tokenize: Tokenize,
@@ -40,10 +42,10 @@ def embed_texts(
     overhead: int = 0,
     show_progress: bool = False,
 ) -> NDArray[np.float32]:
-    """The vectors of texts, each behind ``prompt``; ``(len(texts), width)``.
+    """The vectors of texts, each behind ``prompt``: ``(len(texts), width)``, ``(width,)`` of a str.
 
     Args:
-        texts: in any number.
+        texts: one, or a list of any number.
         prompt: what stands before each.
         embed: tokens on the device to vectors.
         tokenize: texts to tokens.
@@ -52,14 +54,31 @@ def embed_texts(
         device: where ``embed`` works.
         overhead: positions that a text costs besides its tokens.
         show_progress: draw a bar.
+
+    Raises:
+        UserError: something else than texts is given.
     """
     from rich.progress import track
 
-    vectors = np.empty((len(texts), width), dtype=np.float32)
-    starts = range(0, len(texts), _TEXTS)
+    listed = _listed(texts)
+    vectors = np.empty((len(listed), width), dtype=np.float32)
+    starts = range(0, len(listed), _TEXTS)
     for start in track(starts, "encode", disable=not show_progress, transient=True):
-        tokens = tokenize(texts[start : start + _TEXTS], prompt, max_tokens)
+        tokens = tokenize(listed[start : start + _TEXTS], prompt, max_tokens)
         for rows in chunks_by_budget(tokens.lengths + overhead, _TOKENS):
             chunk = tokens.select(rows).to(device)
             vectors[start + rows.numpy()] = embed(chunk).float().cpu().numpy()
-    return vectors
+    return vectors[0] if isinstance(texts, str) else vectors
+
+
+def _listed(texts: str | Sequence[str]) -> list[str]:
+    """Return one text as a list of it, and a list or an array of texts as a list."""
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, bytes) or not isinstance(texts, Sequence | np.ndarray):
+        raise UserError(f"texts = {reprlib.repr(texts)}: pass a str or a list of str")
+    listed = list(texts)
+    for row, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise UserError(f"texts[{row}] = {reprlib.repr(text)}: every text must be a str")
+    return listed

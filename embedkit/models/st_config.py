@@ -69,7 +69,8 @@ def read_stored(folder: str) -> Stored:
         encoder=str(encoder),
         pooling=_pooling(folder, pooling),
         include_prompt=bool(pooling.get("include_prompt", True)),
-        prompts=dict(settings.get("prompts") or {}),
+        # A side without a prompt may be null there.
+        prompts={k: v or "" for k, v in (settings.get("prompts") or {}).items()},
         default_prompt_name=settings.get("default_prompt_name"),
         max_tokens=int(limit) if limit else None,
     )

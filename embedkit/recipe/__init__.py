@@ -1,7 +1,15 @@
 """The recipe of a run: one typed, frozen, closed value, read from TOML. Imports ``config``."""
 
 from embedkit.recipe.contextual_config import ContextualConfig
-from embedkit.recipe.finetune_recipe import Data, Evaluation, Lora, Mix, ModelSettings, Recipe
+from embedkit.recipe.finetune_recipe import (
+    Data,
+    Embedder,
+    Evaluation,
+    Instructions,
+    Lora,
+    Mix,
+    Recipe,
+)
 from embedkit.recipe.load_recipes import load_any_recipe, load_pretrain_recipe, load_recipe
 from embedkit.recipe.pair_objectives import Contrastive, InContext, InfoNCE
 from embedkit.recipe.pretrain_recipe import (
@@ -25,6 +33,7 @@ __all__ = [
     "HeldOutLoss",
     "InContext",
     "InfoNCE",
+    "Instructions",
     "Logging",
     "Lora",
     "MaskedLM",

@@ -102,6 +102,9 @@ class Lora(Section):
         return value
 
 
+Instructions = Literal["none", "paper"]
+
+
 class Evaluation(Section):
     held_out: bool = False
     """Evaluate on the concepts that the mixture's manifests hold out."""
@@ -109,6 +112,10 @@ class Evaluation(Section):
     """Folders of task folders; may start with ``$EMBEDKIT_DATA``."""
     tasks: tuple[str, ...] = Field(default=(), strict=False)
     """Names of tasks that mteb knows."""
+    instructions: Instructions = "none"
+    """``"paper"`` puts the paper's instruction before the texts of each task of MTEB(eng, v1), for
+    a model that is trained with such instructions. A task has a prompt that the model stores
+    either way, and a task folder its own."""
     max_documents: PositiveInt | None = None
     """Cut the corpus of each held-out task."""
     before: bool = True

@@ -14,6 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling as TheirP
 from support.tiny_bert import MINILM, tiny_embedder
 from tokenizers.normalizers import BertNormalizer
 
+from embedkit.errors import UserError
 from embedkit.models import encoding, hub
 from embedkit.models.embedder import Embedder, Pooling
 from embedkit.recipe import ModelSettings
@@ -116,6 +117,45 @@ def test_texts_are_embedded_in_their_order_however_many_go_at_once(
 
 def test_no_texts_make_no_vectors(starter: Embedder) -> None:
     assert starter.encode([]).shape == (0, 384)
+
+
+def test_one_text_has_one_vector_as_in_sentence_transformers(starter: Embedder) -> None:
+    model = SentenceTransformer(MINILM, device="cpu")
+    starter.prompts = {"query": "q: ", "document": "d: "}
+    model.prompts = dict(starter.prompts)
+    for name in ("encode", "encode_query", "encode_document"):
+        expected = getattr(model, name)("Fever with chills")
+        found = getattr(starter, name)("Fever with chills")
+        assert found.shape == expected.shape == (384,)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    starter.prompts = {}
+
+
+def test_tuples_and_arrays_are_lists_of_texts(tiny: Embedder) -> None:
+    expected = tiny.encode(["a", "b"])
+    given: tuple[Any, ...] = (("a", "b"), np.array(["a", "b"]), np.array(["a", "b"], dtype=object))
+    for texts in given:
+        assert np.array_equal(tiny.encode(texts), expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (None, r"texts = None: pass a str or a list of str"),
+        (7, r"texts = 7: pass a str or a list of str"),
+        (b"a", r"texts = b'a': pass a str or a list of str"),
+        ({"a": "b"}, r"texts = {'a': 'b'}: pass a str or a list of str"),
+        ({"a"}, r"texts = {'a'}: pass a str or a list of str"),
+        ((text for text in ["a"]), r"texts = <generator .*>: pass a str or a list of str"),
+        (["a", None, 7], r"texts\[1\] = None: every text must be a str"),
+        ([["a"]], r"texts\[0\] = \['a'\]: every text must be a str"),
+        (np.zeros(2), r"texts\[0\] = .*0\.0.*: every text must be a str"),
+    ],
+)
+def test_what_is_no_text_is_refused(tiny: Embedder, given: Any, told: str) -> None:
+    for encode in (tiny.encode, tiny.encode_query, tiny.encode_document):
+        with pytest.raises(UserError, match=f"^{told}$"):
+            encode(given)
 
 
 def test_queries_and_documents_get_the_models_prompts(tiny: Embedder) -> None:

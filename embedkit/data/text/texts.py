@@ -69,6 +69,8 @@ class Texts:
 
         A string is a row whose column ``text`` it is.
         """
+        if isinstance(rows, str):
+            raise DataError(f"{name}: the rows are a single str: pass a list of documents")
         named = ({"text": row} if isinstance(row, str) else row for row in rows)
         return cls._written(name, RowStream("rows", "row", enumerate(named, start=1)), options)
 

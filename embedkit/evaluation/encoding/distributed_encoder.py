@@ -36,6 +36,7 @@ class DistributedEncoder:
     def __init__(self, model: Embedder | Contextual) -> None:
         self._model, self._leading = model, False
         self.name, self.prompts = model.name, model.prompts
+        self.default_prompt_name = model.default_prompt_name
 
     @property
     def identity(self) -> str:
@@ -53,7 +54,7 @@ class DistributedEncoder:
 
     def encode(
         self,
-        texts: Sequence[str],
+        texts: str | Sequence[str],
         *,
         prompt: str = "",
         show_progress: bool = False,
@@ -61,8 +62,10 @@ class DistributedEncoder:
     ) -> NDArray[np.float32]:
         """Embed texts; a contextual model does so in ``context``.
 
-        Shapes: ``(len(texts), D)``.
+        Shapes: a list of n texts -> ``(n, D)``, one text -> ``(D,)``.
         """
+        if isinstance(texts, str):
+            return self.encode([texts], prompt=prompt, context=context)[0]
         if not self._leading:
             return self._here(texts, prompt, context)
         request = (list(texts), prompt, context)

@@ -28,10 +28,17 @@ class TextEncoder(Protocol):
     def prompts(self) -> Mapping[str, str]:
         """The prefixes stored with it, by side, task or type, as sentence-transformers does."""
 
+    @property
+    def default_prompt_name(self) -> str | None:
+        """The key of the prefix that it applies where none is asked for."""
+
     def encode(
-        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
+        self, texts: str | Sequence[str], *, prompt: str = "", show_progress: bool = False
     ) -> NDArray[np.float32]:
-        """Embed texts, each after ``prompt``, as float32 ``(texts, width)`` of unit norm."""
+        """Embed texts, each after ``prompt``, as float32 vectors of unit norm.
+
+        Shapes: a list of n texts -> ``(n, width)``, one text -> ``(width,)``.
+        """
 
 
 class CachedEncoder:
@@ -44,11 +51,14 @@ class CachedEncoder:
     def __init__(self, encoder: TextEncoder, cache: VectorCache) -> None:
         self._encoder, self._cache = encoder, cache
         self.name, self.prompts = encoder.name, encoder.prompts
+        self.default_prompt_name = encoder.default_prompt_name
         self.identity = encoder.identity
 
     def encode(
-        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
+        self, texts: str | Sequence[str], *, prompt: str = "", show_progress: bool = False
     ) -> NDArray[np.float32]:
+        if isinstance(texts, str):
+            return self.encode([texts], prompt=prompt, show_progress=show_progress)[0]
         keys = keys_of(texts)
         found, known = self._cache.find(self.identity, prompt, keys)
         parts, rows = [known], [np.flatnonzero(found)]
@@ -73,15 +83,16 @@ class Truncated:
     def __init__(self, encoder: TextEncoder, dimensions: int) -> None:
         self._encoder, self._dimensions = encoder, dimensions
         self.name, self.prompts = f"{encoder.name}@{dimensions}", encoder.prompts
+        self.default_prompt_name = encoder.default_prompt_name
         cut = f"{encoder.identity} {dimensions}"
         self.identity = hashlib.sha256(cut.encode()).hexdigest()
 
     def encode(
-        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
+        self, texts: str | Sequence[str], *, prompt: str = "", show_progress: bool = False
     ) -> NDArray[np.float32]:
         whole = self._encoder.encode(texts, prompt=prompt, show_progress=show_progress)
-        cut = whole[:, : self._dimensions]
-        norms = np.linalg.norm(cut, axis=1, keepdims=True)
+        cut = whole[..., : self._dimensions]
+        norms = np.linalg.norm(cut, axis=-1, keepdims=True)
         return cut / np.maximum(norms, np.finfo(np.float32).tiny)
 
 

@@ -38,6 +38,7 @@ class ContextualEncoder:
         ranks: DistributedEncoder | None = None,
     ) -> None:
         self.name, self.prompts, self.frozen = model.name, model.prompts, model.frozen
+        self.default_prompt_name = model.default_prompt_name
         slots = model.config.num_context
         self.num_documents = slots if num_documents is None else num_documents
         if self.num_documents < 0:
@@ -53,7 +54,7 @@ class ContextualEncoder:
         return hashlib.sha256(f"{self._model.identity} {drawn}".encode()).hexdigest()
 
     def encode(
-        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
+        self, texts: str | Sequence[str], *, prompt: str = "", show_progress: bool = False
     ) -> NDArray[np.float32]:
         """Embed texts in the frozen context; without one, tell that a context is needed."""
         return self._ranks.encode(texts, prompt=prompt)
@@ -80,12 +81,13 @@ class _Within:
 
     def __init__(self, model: Contextual, context: Context, ranks: DistributedEncoder) -> None:
         self.name, self.prompts = model.name, model.prompts
+        self.default_prompt_name = model.default_prompt_name
         # A frozen context is another model's, in whose hash this one's weights are not.
         described = f"{model.identity} {context.hash}"
         self.identity = hashlib.sha256(described.encode()).hexdigest()
         self._context, self._ranks = context, ranks
 
     def encode(
-        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
+        self, texts: str | Sequence[str], *, prompt: str = "", show_progress: bool = False
     ) -> NDArray[np.float32]:
         return self._ranks.encode(texts, prompt=prompt, context=self._context)

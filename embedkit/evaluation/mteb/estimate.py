@@ -15,7 +15,8 @@ from rich.table import Table
 from embedkit.errors import DataError
 from embedkit.evaluation.encoding.vector_cache import keys_of
 from embedkit.evaluation.mteb.mirror import from_mirror
-from embedkit.evaluation.mteb.task_prompts import parts_with_instructions, resolve_prompts
+from embedkit.evaluation.mteb.task_prompts import resolve_prompts
+from embedkit.evaluation.mteb.task_selection import leaves
 from embedkit.evaluation.mteb.text_statistics import published, texts_of
 from embedkit.evaluation.progress import progress_bar, quiet_libraries
 from embedkit.evaluation.summary import as_text
@@ -113,21 +114,27 @@ def estimate(
     Args:
         embedder: The model, on its device.
         tasks: What ``select_tasks`` gives.
-        instructions: Prefixes by task, as in ``evaluate``.
+        instructions: Prefixes by the exact names of mteb's tasks, as in ``evaluate``.
         data_dir: Where mteb's tasks read instead of the hub.
         context_documents: Of each context of a contextual model, for the record.
         console: Where progress is shown; standard error by default.
     """
     counting = _Counting(embedder)
-    parts = [each for task in tasks for each in parts_with_instructions(task, instructions)]
+    parts = [part for task in tasks for part in leaves(task)]
     found: list[TaskEstimate] = []
     unknown: dict[str, str] = {}
     contextual = isinstance(embedder, Contextual)
     with quiet_libraries(), progress_bar(console, len(parts)) as progress:
-        for part, given in parts:
+        for part in parts:
             name = part.metadata.name
             progress.update(progress.task_ids[0], description=name)
-            prompts = resolve_prompts(part, embedder.prompts, given, contextual=contextual)
+            prompts = resolve_prompts(
+                part,
+                embedder.prompts,
+                instructions,
+                default=embedder.default_prompt_name,
+                contextual=contextual,
+            ).by_side
             try:
                 if data_dir is not None and not part.data_loaded:
                     part = from_mirror(part, data_dir)

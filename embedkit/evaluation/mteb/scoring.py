@@ -8,10 +8,10 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import mteb
 import numpy as np
@@ -30,7 +30,8 @@ from embedkit.evaluation.encoding.encoders import TextEncoder
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb.contexts import context_of, facts
 from embedkit.evaluation.mteb.mirror import from_mirror
-from embedkit.evaluation.mteb.task_prompts import parts_with_instructions, resolve_prompts
+from embedkit.evaluation.mteb.task_prompts import Origin, Prompts, resolve_prompts
+from embedkit.evaluation.mteb.task_selection import leaves
 from embedkit.evaluation.progress import progress_bar, quiet_libraries
 from embedkit.evaluation.summary import Summary, TaskScore
 
@@ -57,8 +58,8 @@ def evaluate(
         tasks: What ``select_tasks`` gives.
         output: The folder of the results; one folder can hold those of many models.
         around: Puts a cache or the like around the encoder, a contextual one's in its context.
-        instructions: Prefixes by ``<task>-query``, ``<task>-document`` or ``<task>``; they come
-            after a task folder's own and before the model's.
+        instructions: Prefixes by the exact names of mteb's tasks, which go before the model's.
+            A task folder has its own or the model's.
         dtype: The precision of the model, for the record.
         data_dir: Where mteb's tasks read instead of the hub: see ``from_mirror``.
         console: Where progress is shown; standard error by default.
@@ -108,7 +109,11 @@ class _Run:
             task = from_mirror(task, self.data_dir)
         contextual = isinstance(self.encoder, ContextualEncoder)
         prompts = resolve_prompts(
-            task, self.encoder.prompts, self.instructions, contextual=contextual
+            task,
+            self.encoder.prompts,
+            self.instructions,
+            default=self.encoder.default_prompt_name,
+            contextual=contextual,
         )
         loaded = task.data_loaded
         try:
@@ -117,10 +122,10 @@ class _Run:
             if task.data_loaded and not loaded:
                 task.unload_data()
 
-    def _score(self, task: AbsTask, prompts: Mapping[str, str]) -> TaskScore:
-        encoder, identity, contexts = self._placed(task, prompts)
-        revision = _revision(identity, task, prompts)
-        model = _MtebEncoder(encoder, revision, prompts)
+    def _score(self, task: AbsTask, prompts: Prompts) -> TaskScore:
+        encoder, identity, contexts = self._placed(task, prompts.by_side)
+        revision = _revision(identity, task, prompts.by_side)
+        model = _MtebEncoder(encoder, revision, prompts.by_side)
         _drop_torn(self.cache.get_task_result_path(task.metadata.name, model.mteb_model_meta))
         # The bar would be mteb's; the batch size is only how many texts its loader hands over.
         found = mteb.evaluate(
@@ -154,9 +159,9 @@ class _Run:
         """
         parts: list[TaskScore] = []
         failed: list[str] = []
-        for part, instructions in parts_with_instructions(task, self.instructions):
+        for part in leaves(task):
             try:
-                parts.append(replace(self, instructions=instructions).score(part))
+                parts.append(self.score(part))
             except Exception as error:
                 failed.append(f"{part.metadata.name}: {_reason(error)}")
         if failed:
@@ -173,6 +178,7 @@ class _Run:
             splits=tuple(task.eval_splits),
             parts={part.name: part.score for part in parts},
             contexts={name: each for part in parts for name, each in part.contexts.items()},
+            prompt_origin=max((part.prompt_origin for part in parts), key=get_args(Origin).index),
         )
 
 
@@ -237,7 +243,7 @@ def _drop_torn(path: Path) -> None:
 
 
 def _task_score(
-    task: AbsTask, result: TaskResult, prompts: Mapping[str, str], contexts: Mapping[str, Any]
+    task: AbsTask, result: TaskResult, prompts: Prompts, contexts: Mapping[str, Any]
 ) -> TaskScore:
     score = float(result.get_score(splits=list(task.eval_splits)))
     if not math.isfinite(score):
@@ -247,11 +253,12 @@ def _task_score(
         type=str(task.metadata.type),
         metric=task.metadata.main_score,
         score=round(score, 6),  # As in mteb's files, so that a kept score equals a fresh one.
-        prompts=prompts,
+        prompts=prompts.by_side,
         seconds=result.evaluation_time,
         revision=task.metadata.revision,
         splits=tuple(task.eval_splits),
         contexts=contexts,
+        prompt_origin=prompts.origin,
     )
 
 

@@ -1,13 +1,23 @@
 """Which prompt stands before each side of an mteb task."""
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
+import mteb
 from mteb.abstasks.abstask import AbsTask
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 
-from embedkit.evaluation.mteb.task_selection import leaves
 from embedkit.tokens.prompts import SEARCH
+
+Origin = Literal["none", "the model's own", "the paper's", "the task folder's own"]
+"""Whose a task's prompts are; where the parts of an aggregate differ, the last of these counts."""
+
+
+class Prompts(NamedTuple):
+    """The prefix of each side of a task: query and document, or text where there are no sides."""
+
+    by_side: dict[str, str]
+    origin: Origin
 
 
 def resolve_prompts(
@@ -15,40 +25,30 @@ def resolve_prompts(
     stored: Mapping[str, str],
     instructions: Mapping[str, str],
     *,
+    default: str | None = None,
     contextual: bool = False,
-) -> dict[str, str]:
-    """The prefix of each side of a task: query and document, or text where there are no sides.
+) -> Prompts:
+    """Return a task folder's own prompts, else the instruction for mteb's task, else the model's.
 
-    A task folder's own come first, then the instructions, then what is stored with the model. Of a
-    contextual model what it stores by use comes before the instructions.
+    Args:
+        task: One that is scored itself, not as the mean of others.
+        stored: What the model stores, by side, task or type, as sentence-transformers does.
+        instructions: Prefixes by the exact names of mteb's tasks; a task folder, whatever its
+            name, has none of them.
+        default: The key of the prompt that the model applies where a text has no side.
+        contextual: Whether what the model stores by use comes before the instructions.
     """
-    if contextual:
-        instructions = {**instructions, **_by_use(task, stored)}
     sided = isinstance(task, AbsTaskRetrieval) or getattr(task, "input1_prompt_type", None)
     sides = ("query", "document") if sided else ("text",)
-    if isinstance(task, _HasPrompts) and task.own_prompts:
-        return {side: task.own_prompts.get(side, "") for side in sides}
-    name, type_ = task.metadata.name, str(task.metadata.type)
-    prompts = {}
-    for side in sides:
-        by_task = [f"{name}-{side}", name] if sided else [name]
-        by_type = [f"{type_}-{side}", type_, side] if sided else [type_]
-        found = [instructions[key] for key in by_task if key in instructions]
-        found += [stored[key] for key in (*by_task, *by_type) if key in stored]
-        prompts[side] = found[0] if found else ""
-    return prompts
-
-
-def parts_with_instructions(
-    task: AbsTask, instructions: Mapping[str, str]
-) -> Iterator[tuple[AbsTask, dict[str, str]]]:
-    """The tasks that are scored, each with its instructions.
-
-    What is asked of the whole is asked of each part that has no instruction of its own.
-    """
-    for part in leaves(task):
-        given = _renamed(instructions, task.metadata.name, part.metadata.name)
-        yield part, given | dict(instructions)
+    folder = task if isinstance(task, _HasPrompts) else None
+    name = task.metadata.name
+    if folder is not None and folder.own_prompts:
+        return _from("the task folder's own", {s: folder.own_prompts.get(s, "") for s in sides})
+    if contextual and (by_use := _by_use(task, stored)):
+        return _from("the model's own", {side: by_use[side] for side in sides})
+    if name in instructions and folder is None:
+        return _from("the paper's", dict.fromkeys(sides, instructions[name]))
+    return _from("the model's own", {s: _as_mteb_does(task, s, stored, default) for s in sides})
 
 
 @runtime_checkable
@@ -56,10 +56,30 @@ class _HasPrompts(Protocol):
     own_prompts: Mapping[str, str]
 
 
-def _renamed(prompts: Mapping[str, str], old: str, new: str) -> dict[str, str]:
-    """The prompts of the task ``old``, as those of ``new``."""
-    endings = ("", "-query", "-document")
-    return {new + end: prompts[old + end] for end in endings if old + end in prompts}
+def _from(origin: Origin, by_side: dict[str, str]) -> Prompts:
+    return Prompts(by_side, origin if any(by_side.values()) else "none")
+
+
+def _as_mteb_does(task: AbsTask, side: str, stored: Mapping[str, str], default: str | None) -> str:
+    """Choose among a model's prompts as mteb does for a model of sentence-transformers.
+
+    A prompt that is stored for a task's name counts only where mteb has a task of that name.
+    """
+    name, type_ = task.metadata.name, str(task.metadata.type)
+    known = [name, type_] if _has_task(name) else [type_]
+    if side == "text":
+        keys = [*known, *([default] if default else [])]
+    else:
+        keys = [key for each in known for key in (f"{each}-{side}", each)] + [side]
+    return next((stored[key] for key in keys if key in stored), "")
+
+
+def _has_task(name: str) -> bool:
+    try:
+        mteb.get_task(name)
+    except KeyError:
+        return False
+    return True
 
 
 def _by_use(task: AbsTask, stored: Mapping[str, str]) -> dict[str, str]:
@@ -81,4 +101,4 @@ def _by_use(task: AbsTask, stored: Mapping[str, str]) -> dict[str, str]:
         known = {use: f"{use}: " for use in (query, document)} | known
     if query not in known or document not in known:
         return {}
-    return {name: known[query], f"{name}-query": known[query], f"{name}-document": known[document]}
+    return {"text": known[query], "query": known[query], "document": known[document]}

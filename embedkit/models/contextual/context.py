@@ -69,18 +69,20 @@ class Context:
 class Embeddings:
     """Unit vectors of texts, and the hash of the context that they were made in.
 
-    Shapes: ``vectors`` ``(n, D)``.
+    Shapes: ``vectors`` ``(n, D)``, or ``(D,)`` of one text that was not in a list.
     """
 
     vectors: NDArray[np.float32]
     context: str
 
     def __len__(self) -> int:
-        return len(self.vectors)
+        return len(np.atleast_2d(self.vectors))
 
 
 def similarity(queries: Embeddings, documents: Embeddings) -> NDArray[np.float32]:
-    """Cosines of all queries with all documents. Shapes: ``(q, D)``, ``(n, D)`` -> ``(q, n)``.
+    """Cosines of all queries with all documents; one text is a list of one here.
+
+    Shapes: ``(q, D)``, ``(n, D)`` -> ``(q, n)``.
 
     Raises:
         UserError: the two were made in different contexts, or by different models.
@@ -90,7 +92,7 @@ def similarity(queries: Embeddings, documents: Embeddings) -> NDArray[np.float32
             f"queries were embedded in context {queries.context[:12]}, documents in "
             f"{documents.context[:12]}: such vectors cannot be compared; embed both in one context"
         )
-    return queries.vectors @ documents.vectors.T
+    return np.atleast_2d(queries.vectors) @ np.atleast_2d(documents.vectors).T
 
 
 def _hash(vectors: Tensor, model: str) -> str:

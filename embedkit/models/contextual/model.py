@@ -66,6 +66,9 @@ class Contextual(nn.Module):
         frozen: the context that ``encode`` takes where none is given.
     """
 
+    default_prompt_name = None
+    """No prompt of such a model goes before texts of every use."""
+
     def __init__(
         self,
         first: Backbone | NeoBERTBackbone | None,
@@ -177,8 +180,10 @@ class Contextual(nn.Module):
             show_progress: draw a bar.
 
         Raises:
-            UserError: the model has fewer slots.
+            UserError: the model has fewer slots, or the corpus is a lone text.
         """
+        if isinstance(corpus, str):
+            raise UserError("the corpus is a single str: pass a list of documents")
         slots = self.config.num_context
         count = slots if num_documents is None else num_documents
         if not 0 <= count <= slots:
@@ -194,14 +199,14 @@ class Contextual(nn.Module):
     @torch.inference_mode()
     def encode(
         self,
-        texts: Sequence[str],
+        texts: str | Sequence[str],
         *,
         context: Context | None = None,
         kind: Kind = "document",
         prompt: str | None = None,
         show_progress: bool = False,
     ) -> Embeddings:
-        """Embed texts, in any number, in ``context``.
+        """Embed texts, one or a list of any number, in ``context``.
 
         Args:
             texts: of queries or of documents.
@@ -211,7 +216,7 @@ class Contextual(nn.Module):
             show_progress: draw a bar.
 
         Raises:
-            UserError: there is no context, or another model made it.
+            UserError: there is no context, another model made it, or these are no texts.
         """
         context = context or self.frozen
         if context is None:
@@ -267,7 +272,7 @@ class Contextual(nn.Module):
 
     def _embed(
         self,
-        texts: Sequence[str],
+        texts: str | Sequence[str],
         prompt: str,
         embed: Callable[[TokenBatch], Tensor],
         before: int,

@@ -70,6 +70,8 @@ class ContextualModule(InputModule):
 
         ``prompt`` stands before each; by default the model's own for documents.
         """
+        if isinstance(documents, str):
+            raise ValueError("the corpus is a single str: pass a list of documents")
         shape = self.config["contextual"]
         first = self.second if shape["tied"] else self.first
         if first is None:
@@ -93,6 +95,10 @@ class ContextualModule(InputModule):
         self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Token ids of texts behind ``prompt``, padded on the right, and the prompt's length."""
+        inputs = [inputs] if isinstance(inputs, str) else inputs
+        for row, text in enumerate(inputs):
+            if not isinstance(text, str):
+                raise ValueError(f"texts[{row}] = {text!r}: every text must be a str")
         batch = self.tokenizer(
             [(prompt or "") + text for text in inputs],
             truncation=True,

@@ -35,6 +35,8 @@ def manifest_over(file: Path, more: str) -> Texts:
 
 def test_strings_and_mappings_are_rows() -> None:
     assert texts_in(Texts.from_rows(["a b", {"text": "c\nd"}])) == ["a b", "c\nd"]
+    with pytest.raises(DataError, match="the rows are a single str: pass a list of documents"):
+        Texts.from_rows("a b")
 
 
 def test_rows_a_file_and_a_dataset_give_the_same_documents(tmp_path: Path) -> None:

@@ -127,6 +127,15 @@ def test_a_cut_is_the_first_dimensions_at_unit_norm() -> None:
     assert len({cut.identity, Truncated(Counting(), 3).identity, Counting.identity}) == 3
 
 
+def test_every_encoder_gives_one_text_one_vector(tmp_path: Path, tiny_model: Path) -> None:
+    ranks = DistributedEncoder(hub.load(str(tiny_model)))
+    cache = VectorCache(tmp_path, 10**6)
+    for encoder in (ranks, Truncated(ranks, 5), CachedEncoder(ranks, cache)):
+        for _ in range(2):
+            (expected,) = encoder.encode(["a lone text"], prompt="p: ")
+            np.testing.assert_array_equal(encoder.encode("a lone text", prompt="p: "), expected)
+
+
 def test_a_cut_is_scored_apart_from_the_whole(
     tmp_path: Path, minilm_model: SentenceTransformer
 ) -> None:
@@ -196,7 +205,7 @@ def fail_on_one_rank(model: Path) -> None:
     embedder.train()
     outcomes = DistributedEncoder(embedder).run_on_main(try_twice)
     assert embedder.training
-    assert outcomes == ["EncodingFailedError", "(1, 32)"]
+    assert outcomes == ["EncodingFailedError", "(1, 32)", "(32,)"]
 
 
 def stumble(module: torch.nn.Module, arguments: tuple[object, ...]) -> None:
@@ -206,7 +215,7 @@ def stumble(module: torch.nn.Module, arguments: tuple[object, ...]) -> None:
 def try_twice(encoder: TextEncoder) -> list[str]:
     outcomes = []
     # A single text is rank 0's, so that rank 1 has nothing to stumble over.
-    for texts in (["one", "two"], ["one"]):
+    for texts in (["one", "two"], ["one"], "one"):
         try:
             outcomes.append(str(encoder.encode(texts).shape))
         except EncodingFailedError as error:

@@ -228,20 +228,24 @@ def test_a_frozen_context_is_that_of_every_task(tmp_path: Path) -> None:
 )
 def test_the_prompt_is_that_of_the_use(name: str, expected: Mapping[str, str]) -> None:
     (task,) = select_tasks(tasks=[name])
-    given = {name: "told: ", f"{name}-query": "told: "}
-    assert resolve_prompts(task, USES, given, contextual=True) == expected
+    given = {name: "told: "}
+
+    def resolved(stored: Mapping[str, str], *, contextual: bool = True) -> Mapping[str, str]:
+        return resolve_prompts(task, stored, given, contextual=contextual).by_side
+
+    assert resolved(USES) == expected
     published = {"query": "search_query: ", "document": "search_document: "}
     words = {"q: ": "search_query: ", "d: ": "search_document: "}
     words |= {"c: ": "classification: ", "k": "clustering: "}
     said = {side: words[prompt] for side, prompt in expected.items()}
-    assert resolve_prompts(task, published, given, contextual=True) == said
+    assert resolved(published) == said
     # As training stores them, where the sources of a mixture differ.
     by_source = {"nq-query": "search_query: ", "nq-document": "search_document: "}
-    assert resolve_prompts(task, by_source, given, contextual=True) == said
+    assert resolved(by_source) == said
     # A model that stores no such prompt is told as any other.
     told = dict.fromkeys(expected, "told: ")
-    assert resolve_prompts(task, {"query": "x"}, given, contextual=True) == told
-    assert resolve_prompts(task, USES, given) == told
+    assert resolved({"query": "x"}) == told
+    assert resolved(USES, contextual=False) == told
 
 
 @pytest.mark.parametrize("documents", [None, 0])

@@ -17,7 +17,7 @@ from embedkit.evaluation.mteb.task_selection import select_tasks
 from embedkit.evaluation.mteb.text_statistics import published
 from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.models import hub
-from embedkit.tokens.prompts import instruction_prompts
+from embedkit.tokens.prompts import benchmark_prompts
 from embedkit.tokens.tokenizer import Tokenize
 
 
@@ -31,7 +31,7 @@ def test_an_estimate_counts_what_is_then_encoded(
     mirror: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     tasks = select_tasks(tasks=list(ONE_OF_EACH_TYPE))
-    prompts = instruction_prompts(ONE_OF_EACH_TYPE)
+    prompts = benchmark_prompts()
     embedder = hub.load(str(tiny_model))
     found = estimate(embedder, tasks, instructions=prompts, data_dir=mirror)
     inner, count = Counting(), {}
@@ -49,9 +49,9 @@ def test_an_estimate_counts_what_is_then_encoded(
 
 
 def test_tokens_are_those_behind_the_prompt(tmp_path: Path, tiny_model: Path) -> None:
-    (task,) = read_task_folders(write_task(tmp_path / "mine", "sts"))
+    (task,) = read_task_folders(write_task(tmp_path / "mine", "sts", instruction="Compare."))
     embedder = hub.load(str(tiny_model))
-    found = estimate(embedder, [task], instructions={"mine": "Compare: "})
+    found = estimate(embedder, [task], instructions={})
     assert task.dataset is not None
     rows = task.dataset["test"]
     texts = sorted({*rows["sentence1"], *rows["sentence2"]})

@@ -20,7 +20,7 @@ from embedkit.evaluation.mteb.mirror import check_mirror, from_mirror
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
 from embedkit.evaluation.summary import TYPES, Summary
 from embedkit.models import hub
-from embedkit.tokens.prompts import instruction_prompts
+from embedkit.tokens.prompts import benchmark_prompts
 
 EMBEDKIT = str(Path(sys.executable).with_name("embedkit"))
 
@@ -46,7 +46,8 @@ def eval_mteb(mirror: Path, model: Path, output: Path, *words: object) -> Summar
 def test_one_task_of_each_type_is_scored_from_a_mirror(
     mirror: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
-    summary = eval_mteb(mirror, tiny_model, tmp_path / "out", "--tasks", *ONE_OF_EACH_TYPE)
+    choice = ("--instructions", "paper", "--tasks", *ONE_OF_EACH_TYPE)
+    summary = eval_mteb(mirror, tiny_model, tmp_path / "out", *choice)
     assert {name: each.type for name, each in summary.scores.items()} == ONE_OF_EACH_TYPE
     assert tuple(summary.type_means) == TYPES
     assert summary.mean_over_types == pytest.approx(sum(summary.type_means.values()) / 7)
@@ -66,9 +67,10 @@ def test_one_task_of_each_type_is_scored_from_a_mirror(
 def test_a_score_from_a_mirror_is_that_of_its_rows(
     mirror: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
-    summary = eval_mteb(mirror, tiny_model, tmp_path / "out", "--tasks", "STS12")
+    choice = ("--tasks", "STS12", "--instructions", "paper")
+    summary = eval_mteb(mirror, tiny_model, tmp_path / "out", *choice)
     rows = datasets.load_dataset(str(mirror / "mteb/sts12-sts"), split="test")
-    prompt = instruction_prompts(["STS12"])["STS12"]
+    prompt = benchmark_prompts()["STS12"]
     first, second = (
         hub.load(str(tiny_model)).encode(rows[column], prompt=prompt)
         for column in ("sentence1", "sentence2")
@@ -137,9 +139,7 @@ def test_each_of_the_67_parts_has_a_repository_and_an_instruction() -> None:
     parts = [part for task in tasks for part in leaves(task)]
     repositories = {part.metadata.dataset["path"] for part in parts}
     assert len(parts) == len(repositories) == 67
-    prompts = instruction_prompts(part.metadata.name for part in parts)
-    covered = {key.removesuffix("-query").removesuffix("-document") for key in prompts}
-    assert covered == {part.metadata.name for part in parts}
+    assert benchmark_prompts().keys() == {part.metadata.name for part in parts}
 
 
 @pytest.mark.slow

@@ -15,8 +15,6 @@ from support.task_folders import ANIMALS, MONEY, write_json_lines, write_task
 
 from embedkit.errors import UserError
 from embedkit.evaluation.mteb.scoring import evaluate
-from embedkit.evaluation.mteb.task_prompts import resolve_prompts
-from embedkit.evaluation.mteb.task_selection import select_tasks
 from embedkit.evaluation.summary import Summary
 from embedkit.evaluation.task_folders.reading import read_task_folders
 
@@ -107,13 +105,12 @@ def test_changed_data_is_scored_anew(tmp_path: Path, minilm_model: SentenceTrans
     assert after.revision != before.revision
 
 
-def test_a_changed_instruction_is_scored_anew(
-    tmp_path: Path, minilm_model: SentenceTransformer
-) -> None:
+def test_a_changed_prompt_is_scored_anew(tmp_path: Path, minilm_model: SentenceTransformer) -> None:
     encoder = Encoder(minilm_model, "m")
     tasks = read_task_folders(write_task(tmp_path / "mine", "sts"))
     for prompt in ("", "Compare: ", ""):
-        summary = evaluate(encoder, tasks, tmp_path / "out", instructions={"mine": prompt})
+        encoder.prompts = {"STS": prompt}
+        summary = evaluate(encoder, tasks, tmp_path / "out")
         assert summary.scores["mine"].prompts == {"text": prompt}
     assert [prompt for prompt, _ in encoder.calls] == ["", "", "Compare: ", "Compare: "]
 
@@ -173,17 +170,6 @@ def test_an_aggregate_is_scored_once_its_failing_part_is_mended(
     assert mended.score == pytest.approx(sum(mended.parts.values()) / 2)
 
 
-def test_the_parts_of_an_aggregate_have_its_instruction_or_their_own(
-    tmp_path: Path, minilm_model: SentenceTransformer
-) -> None:
-    parts = two_tasks(tmp_path / "tasks")
-    instructions = {"Both": "both: ", "money": "money: "}
-    summary = evaluate(
-        Encoder(minilm_model, "m"), [aggregate(parts)], tmp_path / "out", instructions=instructions
-    )
-    assert summary.scores["Both"].prompts == {"animals-text": "both: ", "money-text": "money: "}
-
-
 def test_equal_texts_are_encoded_once(tmp_path: Path, minilm_model: SentenceTransformer) -> None:
     encoder = Encoder(minilm_model, "m")
     (task,) = read_task_folders(write_task(tmp_path / "mine", "reranking"))
@@ -210,32 +196,6 @@ def test_prompts_reach_the_texts_of_their_side(
     assert "where does the cat rest" in texts["q: "]
     # A title stands before its text, as in mteb's own corpora.
     assert f"Cats {ANIMALS[0]}" in texts["d: "]
-
-
-def test_prompts_are_looked_up_from_the_nearest_to_the_farthest(tmp_path: Path) -> None:
-    (task,) = read_task_folders(write_task(tmp_path / "mine", "retrieval"))
-    stored = {"query": "side", "Retrieval": "type", "Retrieval-query": "type-side"}
-    named = {"mine": "task", "mine-query": "task-side"}
-    assert resolve_prompts(task, {}, {}) == {"query": "", "document": ""}
-    assert resolve_prompts(task, {"query": "side"}, {}) == {"query": "side", "document": ""}
-    assert resolve_prompts(task, stored, {}) == {"query": "type-side", "document": "type"}
-    both = {"query": "task-side", "document": "task"}
-    assert resolve_prompts(task, stored | named, {}) == both
-    instructed = {"query": "told", "document": "told"}
-    assert resolve_prompts(task, stored | named, {"mine": "told"}) == instructed
-    write_task(tmp_path / "mine", "retrieval", prompts={"query": "own: "})
-    (task,) = read_task_folders(tmp_path / "mine")
-    own = {"query": "own: ", "document": ""}
-    assert resolve_prompts(task, stored, {"mine": "told"}) == own
-
-
-def test_prompts_of_the_benchmark_are_those_that_mteb_would_choose() -> None:
-    stored = {"STS12": "a", "STS": "b", "query": "c", "Reranking-document": "d", "NQ-query": "e"}
-    sts12, sts13, nq, reranking = select_tasks(tasks=["STS12", "STS13", "NQ", "SciDocsRR"])
-    assert resolve_prompts(sts12, stored, {}) == {"text": "a"}
-    assert resolve_prompts(sts13, stored, {}) == {"text": "b"}
-    assert resolve_prompts(nq, stored, {}) == {"query": "e", "document": ""}
-    assert resolve_prompts(reranking, stored, {}) == {"query": "c", "document": "d"}
 
 
 def test_no_task_at_all_is_refused(tmp_path: Path, minilm_model: SentenceTransformer) -> None:

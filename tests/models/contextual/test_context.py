@@ -68,6 +68,25 @@ def test_texts_are_embedded_as_the_network_embeds_them(model: Contextual) -> Non
     assert len(found) == len(TEXTS)
 
 
+def test_one_text_has_one_vector(model: Contextual) -> None:
+    context = model.build_context(CORPUS)
+    many = model.encode(TEXTS, context=context)
+    one = model.encode(TEXTS[0], context=context)
+    assert one.vectors.shape == (32,)
+    assert len(one) == 1
+    np.testing.assert_allclose(one.vectors, many.vectors[0], atol=1e-5)
+    cosines = many.vectors[:1] @ many.vectors.T
+    np.testing.assert_allclose(similarity(one, many), cosines, atol=1e-5)
+    np.testing.assert_allclose(similarity(many, one), cosines.T, atol=1e-5)
+    with pytest.raises(UserError, match=r"texts\[0\] = 7: every text must be a str"):
+        model.encode([7], context=context)  # type: ignore[list-item]
+
+
+def test_a_corpus_that_is_a_single_text_is_refused(model: Contextual) -> None:
+    with pytest.raises(UserError, match="the corpus is a single str: pass a list of documents"):
+        model.build_context("a document about otters")
+
+
 def test_any_number_of_texts_gives_the_same_vectors(
     model: Contextual, monkeypatch: pytest.MonkeyPatch
 ) -> None:

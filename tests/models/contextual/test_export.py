@@ -195,6 +195,22 @@ def test_padding_and_batch_mates_do_not_matter_there_either(plain: Path) -> None
     assert theirs.max_seq_length == 60
 
 
+def test_one_text_has_one_vector_there_too(plain: Path) -> None:
+    theirs = opened(plain)
+    context = theirs[0].build_context(CORPUS)
+    one = theirs.encode(TEXTS[0], dataset_embeddings=context)
+    assert one.shape == (16,)
+    (expected,) = theirs.encode(TEXTS[:1], dataset_embeddings=context)
+    np.testing.assert_allclose(one, expected, atol=1e-6)
+    lone, listed = (theirs[0].preprocess(given) for given in (TEXTS[0], TEXTS[:1]))
+    assert torch.equal(lone["input_ids"], listed["input_ids"])
+    for strange in (None, [None], ("a", None)):
+        with pytest.raises(ValueError, match=r"texts\[.\] = None: every text must be a str"):
+            theirs.encode(strange, dataset_embeddings=context)
+    with pytest.raises(ValueError, match="the corpus is a single str: pass a list of documents"):
+        theirs[0].build_context(CORPUS[0])
+
+
 def test_the_folder_holds_one_file_of_code(plain: Path) -> None:
     assert [path.name for path in plain.rglob("*.py")] == ["modeling_contextual.py"]
     assert "embedkit." not in (plain / "modeling_contextual.py").read_text()
