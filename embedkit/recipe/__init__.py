@@ -3,11 +3,11 @@
 from embedkit.recipe.contextual_config import ContextualConfig
 from embedkit.recipe.finetune_recipe import (
     Data,
-    Embedder,
     Evaluation,
     Instructions,
     Lora,
     Mix,
+    ModelSettings,
     Recipe,
 )
 from embedkit.recipe.load_recipes import load_any_recipe, load_pretrain_recipe, load_recipe
