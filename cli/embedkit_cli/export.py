@@ -22,7 +22,9 @@ To = Annotated[
     ),
 ]
 Output = Annotated[Path, typer.Option("--output", help="The folder to write.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what lies in the output.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace an earlier export in the output.")
+]
 
 
 def export(model: Model, to: To, output: Output, overwrite: Overwrite = False) -> None:

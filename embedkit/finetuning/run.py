@@ -36,6 +36,7 @@ from embedkit.models.export import write_model
 from embedkit.objectives.contextual import ContextualObjective
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.recipe import Recipe
+from embedkit.storage.folders import rewrite
 from embedkit.tokens.prompts import SEARCH, benchmark_prompts
 from embedkit.training.metrics import check_trackers
 from embedkit.training.run_folder import RunFolder
@@ -87,7 +88,7 @@ class Finetuning:
 
     def _write_card(self, folder: Path, before: Summary | None, after: Summary) -> None:
         card = model_card(self.model, self.recipe, self.mixture, before, after)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        rewrite(folder, "README.md", card)
 
 
 def prepare(

@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 
 from embedkit.config import differences
 from embedkit.errors import UserError
+from embedkit.storage.folders import check_replaceable, mark, recover, replace
 
 RECORD = "mining.json"
 """In the result: what was mined from what, with which settings, and the audit."""
@@ -30,7 +31,8 @@ class OutputFolder:
         """The record of an earlier result of the same plan; changes nothing.
 
         Raises:
-            UserError: something else lies there, or the work of another plan was begun.
+            UserError: something else lies there, the work of another plan was begun, or overwriting
+                would lose a user's own files.
         """
         if self.output.exists() and not self.output.is_dir():
             raise UserError(f"{self.output}: is a file; choose another --output")
@@ -40,6 +42,7 @@ class OutputFolder:
             raise UserError(f"{self.output}: holds no mined pairs; choose another --output")
         begun = _read(self.work / _PLAN)
         if overwrite:
+            check_replaceable(self.output, "mined pairs")
             return None
         for then in (record and record["plan"], begun):
             if then and (changed := _changed(then, plan)):
@@ -74,15 +77,13 @@ class OutputFolder:
 
     def publish(self, result: Path) -> None:
         """Give a finished result its name, in place of an older one, and clear the work away."""
-        replaced = self.work / "replaced"
-        shutil.rmtree(replaced, ignore_errors=True)
-        if self.output.exists():
-            self.output.rename(replaced)
-        result.rename(self.output)
+        mark(result, "mined pairs")
+        replace(self.output, result, "mined pairs")
         self._remove()
 
     def tidy(self) -> None:
-        """Clear away what a process left that was killed between the last two lines above."""
+        """Clear away what a process left that was killed after it had named its result."""
+        recover(self.output)
         if self.work.is_dir():
             with suppress(Timeout), FileLock(self.work / _LOCK, timeout=0):
                 self._remove()

@@ -1,12 +1,7 @@
 """Models out: an ``Embedder`` becomes a folder that opens where embedkit is absent."""
 
-import glob
 import json
-import shutil
-import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +13,7 @@ from embedkit.models.neobert import NeoBERTModel
 from embedkit.models.neobert.state_dict import save_hub_layout
 from embedkit.models.onnx import check_installed, write_onnx
 from embedkit.models.quiet import quietly
+from embedkit.storage.folders import check_replaceable, whole_folder
 from embedkit.tokens.tokenizer import Tokenize
 
 TARGETS = ("eurobert", "neobert", "onnx")
@@ -44,7 +40,7 @@ def export(
         to: ``eurobert``, a NeoBERT as a stock sentence-transformers folder; ``neobert``, its
             authors' layout, with the decoder where ``model`` has one; ``onnx``, any encoder as a
             graph from tokens to vectors.
-        overwrite: replace what lies in ``output``.
+        overwrite: replace an earlier export in ``output``, if its files are as they were written.
 
     Returns:
         The folder.
@@ -56,13 +52,15 @@ def export(
         raise UserError(f"to {to}: choose {', '.join(TARGETS)}")
     folder = Path(output)
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise UserError(f"{folder}: is not empty; replace it with --overwrite")
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file; choose another --output")
+        raise UserError(
+            f"{folder}: is not empty; replace an earlier export with --overwrite, or choose "
+            "another --output"
+        )
+    check_replaceable(folder, "a model")
     if to == "onnx":
         check_installed()
     embedder = model if isinstance(model, Embedder) else hub.load(str(model))
-    with whole_folder(folder) as aside:
+    with whole_folder(folder, "a model") as aside:
         if to == "onnx":
             write_onnx(embedder, aside / "model.onnx")
         else:
@@ -75,11 +73,14 @@ def export(
 def write_model(embedder: Embedder, folder: Path, *, card: str = "") -> None:
     """Write a sentence-transformers folder that opens without embedkit and without remote code.
 
-    The folder appears whole or not at all; an older one of the same name is replaced. An ablation
-    of NeoBERT that has no stock form is written in NeoBERT's own, with a warning.
+    The folder appears whole or not at all; an older export of the same name is replaced. An
+    ablation of NeoBERT that has no stock form is written in NeoBERT's own, with a warning.
+
+    Raises:
+        UserError: ``folder`` holds something that embedkit did not write.
     """
     network = embedder.backbone.model
-    with whole_folder(folder) as aside:
+    with whole_folder(folder, "a model") as aside:
         if not isinstance(network, NeoBERTModel):
             with quietly():
                 network.save_pretrained(aside)
@@ -121,31 +122,6 @@ def _write_eurobert(network: NeoBERTModel, embedder: Embedder, folder: Path) -> 
     )
     with quietly():
         twin.save_pretrained(folder)
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside ``folder`` that takes its place when the block is left without an error."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{folder.name}.part-"
-    # What a kill has left of an earlier one.
-    for left in folder.parent.glob(f"{glob.escape(prefix)}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    aside = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
-    try:
-        yield aside
-        # Made for the owner alone: the folder here, the weights by safetensors.
-        for path in (aside, *aside.rglob("*")):
-            path.chmod(0o755 if path.is_dir() else 0o644)
-        if folder.exists():
-            older = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
-            folder.rename(older)
-            aside.rename(folder)
-            shutil.rmtree(older)
-        else:
-            aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _write_tokenizer(embedder: Embedder, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Models in: a name becomes an ``Embedder``, a masked language model or a tokenizer."""
 
 import importlib.metadata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,12 +28,14 @@ from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone, NeoBERTBackbone, absolute_positions
 from embedkit.models.embedder import Embedder
 from embedkit.models.eurobert import ORIGIN, from_eurobert
+from embedkit.models.heads import without_place
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
 from embedkit.models.neobert.encoder import NeoBERTPreTrainedModel
 from embedkit.models.neobert.state_dict import PINNED, load_pretrained
 from embedkit.models.pickled import refuse_pickle
 from embedkit.models.quiet import quietly
 from embedkit.models.st_config import read_stored
+from embedkit.models.weight_files import check_weight_files
 from embedkit.recipe import ModelSettings
 from embedkit.storage.offline import settle_network
 from embedkit.tokens.tokenizer import Tokenize
@@ -82,8 +85,8 @@ def load(
     mean. ``settings`` wins over both.
 
     Raises:
-        UserError: there is no such model, it has parts that embedkit does not know, or its file
-            lacks weights.
+        UserError: there is no such model, it has parts that embedkit does not know, or its weights
+            are not those that its config.json describes.
     """
     settings = settings or ModelSettings()
     stored = read_stored(resolve(model))
@@ -224,7 +227,9 @@ def _fastest_attention(
 
 
 def _load_whole(kind: Any, encoder: str, model: str, attention: str | None) -> Any:
-    """``kind`` with every weight from its file."""
+    """Return a ``kind`` with every weight from its file, and every weight of the file but heads."""
+    named = getattr(load_config(model), "transformers_weights", None)
+    check_weight_files(encoder, named=named, revision=PINNED.get(encoder))
     # A pooler takes no part in mean and cls pooling; many releases leave it out. What stands in
     # its place is at least the same, and so is the model's identity, at every load.
     with torch.random.fork_rng(devices=()):
@@ -239,6 +244,12 @@ def _load_whole(kind: Any, encoder: str, model: str, attention: str | None) -> A
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
+    _check_whole(loaded, report, model)
+    return loaded
+
+
+def _check_whole(loaded: PreTrainedModel, report: Mapping[str, Any], model: str) -> None:
+    """Refuse a model whose file has fewer weights than it, other ones, or more."""
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
     if missing:
         raise UserError(
@@ -251,7 +262,13 @@ def _load_whole(kind: Any, encoder: str, model: str, attention: str | None) -> A
             f"{model}: {len(unfit)} weights do not fit its config.json ({name} is "
             f"{tuple(stored)}, expected {tuple(expected)}, ...)"
         )
-    return loaded
+    if surplus := without_place(loaded, report["unexpected_keys"]):
+        raise UserError(
+            f"{model}: its file holds {len(surplus)} weights that its config.json has no place for "
+            f"({', '.join(surplus[:3])}, ...), and without them it is another model; correct "
+            "config.json, or, to do without them, save the encoder with transformers' AutoModel "
+            "and pass that folder"
+        )
 
 
 def _load(kind: Any, path: str, model: str, **options: Any) -> Any:

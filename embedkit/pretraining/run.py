@@ -16,7 +16,6 @@ from embedkit.data.text.masked_batches import MaskedBatch
 from embedkit.data.text.texts import Texts
 from embedkit.distributed import sharding
 from embedkit.models import hub, precision
-from embedkit.models.export import whole_folder
 from embedkit.models.quiet import quietly
 from embedkit.objectives.masked_lm import MaskedLMObjective
 from embedkit.pretraining import weights as initial_weights
@@ -25,6 +24,7 @@ from embedkit.pretraining.language_model import LanguageModel
 from embedkit.pretraining.mixture import TextMixture, open_text_mixture
 from embedkit.recipe import PretrainRecipe
 from embedkit.storage import hashing
+from embedkit.storage.folders import whole_folder
 from embedkit.training import checkpoint, flops
 from embedkit.training.metrics import check_trackers
 from embedkit.training.run_folder import RunFolder
@@ -61,7 +61,7 @@ class Pretraining:
         evaluator.after()
 
     def _export(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        with whole_folder(folder) as aside, quietly():
+        with whole_folder(folder, "a model") as aside, quietly():
             self.model.network.save_pretrained(aside, state_dict=dict(weights))
             self.tokenizer.save_pretrained(aside)
         self.console.print(f"model: {folder}", highlight=False, markup=False, soft_wrap=True)

@@ -2,7 +2,6 @@
 
 import json
 import platform
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +15,7 @@ from embedkit.config import differences
 from embedkit.errors import UserError
 from embedkit.recipe import Training
 from embedkit.recipe.renamed_keys import with_new_names
+from embedkit.storage.folders import check_replaceable, set_aside
 from embedkit.training import checkpoint
 
 _NEUTRAL = (
@@ -28,6 +28,20 @@ _NEUTRAL = (
 )
 """Keys that cannot change what is trained: a resumed run may have other values. A batch table is
 known by its hash among the sources, wherever it lies."""
+
+_ENTRIES = {
+    "recipe.toml",
+    "run.json",
+    "metrics.jsonl",
+    "metrics.tmp",
+    "held_out.jsonl",
+    "checkpoints",
+    "model",
+    "eval",
+    "tensorboard",
+    "wandb",
+}
+"""Names of what a run writes into its folder."""
 
 _PACKAGES = ("embedkit-neobert", "torch", "transformers", "sentence-transformers", "mteb")
 
@@ -60,7 +74,7 @@ def check(path: Path, *, resume: bool, overwrite: bool) -> None:
 
     Raises:
         UserError: something lies there, and neither ``resume`` nor ``overwrite`` was asked for; or
-            one of them was, and it is not a run.
+            one of them was, and it is not a run; or a user's own files would be lost.
     """
     if resume and overwrite:
         raise UserError("--resume and --overwrite exclude each other")
@@ -69,24 +83,41 @@ def check(path: Path, *, resume: bool, overwrite: bool) -> None:
     is_run = (path / "run.json").is_file()
     if resume and not is_run:
         raise UserError(f"{path}: no run to resume; leave --resume out, or check --output")
-    if resume or not path.is_dir() or not any(path.iterdir()):
+    if not path.is_dir() or not any(path.iterdir()):
         return
     if overwrite and not is_run:
         raise UserError(f"{path}: is not a run of embedkit, so --overwrite leaves it alone")
-    if not overwrite:
+    if not resume and not overwrite:
         raise UserError(
             f"{path}: is not empty; continue the run in it with --resume, replace it with "
             "--overwrite, or choose another --output"
+        )
+    if overwrite:
+        _refuse_foreign(path)
+    # A resumed run writes both anew; better to hear of an obstacle now than at its end.
+    check_replaceable(path / "model", "a model")
+    check_replaceable(path / "eval" / "tasks", "held-out tasks")
+
+
+def _refuse_foreign(path: Path) -> None:
+    # A killed export leaves hidden folders beside the model.
+    names = {each.name for each in path.iterdir() if not each.name.startswith(".model.embedkit-")}
+    if foreign := sorted(names - _ENTRIES):
+        raise UserError(
+            f"{path}: is not replaced, since no run of embedkit wrote {', '.join(foreign)} there; "
+            "move it elsewhere, or choose another --output"
         )
 
 
 def claim(path: Path, *, resume: bool, overwrite: bool) -> RunFolder:
     """Make ``path`` the folder of this run; raises as ``check`` does."""
     check(path, resume=resume, overwrite=overwrite)
-    if overwrite and path.is_dir():
-        shutil.rmtree(path)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        if overwrite:
+            with set_aside(path) as place:
+                place.mkdir(parents=True)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
             f"{path}: cannot be made ({error.strerror}); choose another --output"

@@ -32,6 +32,7 @@ from embedkit.models.contextual.loading import load_contextual
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.export import write_model
 from embedkit.recipe import Recipe, load_recipe
+from embedkit.storage.folders import check_replaceable
 from embedkit.tokens.batch import TokenBatch
 from embedkit.training import checkpoint
 
@@ -330,6 +331,8 @@ def test_a_run_is_scored_before_between_and_after_in_a_context_of_each_task(
     assert len({each.identity for each in summaries}) == 3
     before, _, after = summaries
     assert "Finding" in (tmp_path / "run" / "model" / "README.md").read_text()
+    # The card was written anew with its scores, and is still embedkit's.
+    check_replaceable(tmp_path / "run" / "model", "a model")
     # What was exported scores the same: it is drawn the same context.
     model = load_contextual(str(tmp_path / "run" / "model"))
     again = evaluate(ContextualEncoder(model), tasks_of(recipe, tmp_path), tmp_path / "again")

@@ -256,6 +256,23 @@ def test_another_source_model_or_setting_is_refused_by_name(
     assert mined.audit.rows == len(ROWS)
 
 
+def test_a_manifest_that_was_edited_is_not_replaced(model: Embedder, tmp_path: Path) -> None:
+    output = tmp_path / "mined"
+    mine(Records.from_rows(ROWS), model, output, **ALL)
+    manifest = output / "mined.toml"
+    written = manifest.read_text()
+    manifest.write_text(f"# mine\n{written}")
+    other = {"overwrite": True, "skip": 4}
+    told = refusal(Records.from_rows(ROWS), model, output, **other)
+    assert "they were changed: mined.toml; move them elsewhere" in told
+    assert manifest.read_text() == f"# mine\n{written}"
+    manifest.write_text(written)
+    (output / "embedkit.json").unlink()
+    told = refusal(Records.from_rows(ROWS), model, output, **other)
+    assert "holds no embedkit.json that marks it as written by embedkit" in told
+    assert {path.name for path in tmp_path.iterdir()} == {"mined"}
+
+
 def test_a_folder_of_something_else_is_left_alone(model: Embedder, tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("1")

@@ -7,6 +7,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from support.bare_venv import run_bare
 
+from embedkit.errors import UserError
 from embedkit.models import hub
 from embedkit.models.embedder import Embedder
 from embedkit.models.export import write_model
@@ -105,13 +106,26 @@ def test_an_export_holds_no_code_and_no_limit_but_the_models(
 def test_an_export_replaces_an_older_one(tiny_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_model(load(tiny_model), folder)
-    (folder / "left.txt").write_text("over")
     embedder = load(tiny_model)
     with torch.no_grad():
         next(embedder.parameters()).zero_()
     write_model(embedder, folder)
-    assert not (folder / "left.txt").exists()
     assert hub.load(str(folder)).identity == embedder.identity
+
+
+def test_an_export_does_not_replace_a_model_that_was_trained_on_in_its_place(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    write_model(load(tiny_model), folder)
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    with torch.no_grad():
+        next(theirs.parameters()).zero_()
+    theirs.save(str(folder))
+    trained = hub.load(str(folder)).identity
+    with pytest.raises(UserError, match=r"or they were changed: .*; move them elsewhere"):
+        write_model(load(tiny_model), folder)
+    assert hub.load(str(folder)).identity == trained
 
 
 def test_an_export_that_fails_leaves_the_older_one_and_nothing_else(
@@ -144,7 +158,7 @@ def test_a_folder_of_sentence_transformers_own_making_is_read(
 def test_what_a_kill_has_left_of_an_export_is_removed_by_the_next(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    left = tmp_path / ".model.part-killed"
+    left = tmp_path / ".model.embedkit-part-killed"
     left.mkdir()
     (left / "model.safetensors").write_text("half")
     (tmp_path / ".model.mine").mkdir()

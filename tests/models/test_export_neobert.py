@@ -228,11 +228,42 @@ def test_the_command_exports_and_replaces_only_when_asked(
     assert capsys.readouterr().out == f"{output}\n"
     (output / "mine.txt").write_text("kept")
     assert command(monkeypatch, *words) == 2
-    assert "is not empty; replace it with --overwrite" in capsys.readouterr().err
-    assert (output / "mine.txt").exists()
+    assert "is not empty; replace an earlier export with --overwrite" in capsys.readouterr().err
+    assert command(monkeypatch, *words, "--overwrite") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "mine.txt; move them elsewhere, or choose another --output" in line
+    assert (output / "mine.txt").read_text() == "kept"
+    (output / "mine.txt").rename(tmp_path / "mine.txt")
+    (output / "model.safetensors").unlink()
     assert command(monkeypatch, *words, "--overwrite") == 0
-    assert not (output / "mine.txt").exists()
     assert hub.load(str(output)).identity == hub.load(str(masked_lm)).identity
+
+
+def test_overwrite_leaves_alone_what_no_export_has_written(
+    masked_lm: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("1")
+    earlier = export(str(masked_lm), tmp_path / "earlier")
+    (earlier / "embedkit.json").unlink()
+    for folder in (tmp_path / "thesis", earlier):
+        words = ("--model", masked_lm, "--to", "neobert", "--output", folder, "--overwrite")
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        assert command(monkeypatch, *words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "holds no embedkit.json" in line
+        assert "delete it yourself, or choose another --output" in line
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert {path.name for path in tmp_path.iterdir()} == {"thesis", "earlier"}
+
+
+def test_an_export_of_one_form_may_replace_that_of_another(masked_lm: Path, tmp_path: Path) -> None:
+    for form in ("eurobert", "neobert", "eurobert"):
+        export(str(masked_lm), tmp_path / "out", to=form, overwrite=True)
+        assert hub.load(str(tmp_path / "out")).identity == hub.load(str(masked_lm)).identity
 
 
 @pytest.mark.parametrize(

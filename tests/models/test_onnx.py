@@ -12,6 +12,7 @@ from embedkit.models import hub, onnx
 from embedkit.models.embedder import Embedder
 from embedkit.models.export import export
 from embedkit.recipe import ModelSettings
+from embedkit.storage.folders import check_replaceable
 
 BATCHES = [
     ["Fever with chills"],
@@ -45,6 +46,10 @@ def test_a_neobert_is_the_same_as_a_graph(changes: dict[str, object], tmp_path: 
     own = write_with_tokenizer(tiny_neobert(**changes), tmp_path / "own")
     embedder = hub.load(str(own))
     check(embedder, export(embedder, tmp_path / "graph", to="onnx"))
+    check_replaceable(tmp_path / "graph", "a model")
+    (tmp_path / "graph" / "labels.json").write_text("{}")
+    with pytest.raises(UserError, match=r"changed: labels\.json; move them elsewhere"):
+        export(embedder, tmp_path / "graph", to="onnx", overwrite=True)
 
 
 @pytest.mark.slow

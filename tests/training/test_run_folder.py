@@ -1,3 +1,4 @@
+import errno
 import json
 import tomllib
 from pathlib import Path
@@ -10,6 +11,7 @@ from torch import nn
 from embedkit.config import validated
 from embedkit.errors import UserError
 from embedkit.recipe import Recipe
+from embedkit.storage.folders import whole_folder
 from embedkit.training import checkpoint, run_folder
 from embedkit.training.optim import build_optimizer
 from embedkit.training.run_folder import RunFolder
@@ -87,6 +89,40 @@ def test_overwriting_a_run_removes_it(tmp_path: Path) -> None:
     run_with_checkpoint(tmp_path / "run", recipe_with())
     run_folder.claim(tmp_path / "run", resume=False, overwrite=True)
     assert not list((tmp_path / "run").iterdir())
+
+
+def test_overwriting_a_run_loses_nothing_that_it_did_not_write(tmp_path: Path) -> None:
+    run = run_with_checkpoint(tmp_path / "run", recipe_with())
+    (run.path / "notes.md").write_text("mine")
+    with pytest.raises(UserError, match=r"since no run of embedkit wrote notes\.md there; move it"):
+        run_folder.claim(run.path, resume=False, overwrite=True)
+    (run.path / "notes.md").rename(tmp_path / "notes.md")
+    with whole_folder(run.model, "a model") as aside:
+        (aside / "README.md").write_text("card")
+    (run.model / "README.md").write_text("mine")
+    for resume in (False, True):
+        with pytest.raises(UserError, match=r"changed: README\.md; move them elsewhere, or choose"):
+            run_folder.claim(run.path, resume=resume, overwrite=not resume)
+    assert (run.model / "README.md").read_text() == "mine"
+    (run.model / "README.md").unlink()
+    run_folder.claim(run.path, resume=False, overwrite=True)
+    assert not list(run.path.iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "notes.md"}
+
+
+def test_a_run_that_cannot_be_replaced_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_with_checkpoint(tmp_path / "run", recipe_with())
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", fail)
+        with pytest.raises(UserError, match=r"run: cannot be made \(No space left on device\)"):
+            run_folder.claim(run.path, resume=False, overwrite=True)
+    assert (run.checkpoints / "step-000050").is_dir()
+
+
+def fail(*_arguments: object, **_options: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_resuming_a_run_removes_nothing(tmp_path: Path) -> None:

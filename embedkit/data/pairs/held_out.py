@@ -1,8 +1,6 @@
 """Task folders from the concepts that manifests hold out, free of every training text."""
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from embedkit.data.manifests.manifest import HeldOutTask, Manifest, Prompts
 from embedkit.data.pairs.leaks import fold, leaked
 from embedkit.data.pairs.records import Records, open_manifest
 from embedkit.errors import DataError
+from embedkit.storage.folders import check_replaceable, whole_folder
 
 MAX_QUERIES = 500
 
@@ -43,12 +42,13 @@ def write_tasks(
 
     The same mixture gives the same bytes. A text of four or more words that stands anywhere in the
     training rows of the mixture, which are those of all ``manifests`` and of ``also_trained_on``,
-    is in no task. Corpora are cut to ``max_documents``, queries to ``MAX_QUERIES``.
+    is in no task. Corpora are cut to ``max_documents``, queries to ``MAX_QUERIES``. Tasks that an
+    earlier call wrote to ``output`` are replaced.
 
     Raises:
-        DataError: ``output`` holds something other than task folders, or a task would be empty.
+        UserError: ``output`` holds something that no earlier call wrote, or a task would be empty.
     """
-    _refuse_foreign(output)
+    check_replaceable(output, "held-out tasks")
     kept_out = [(each, _held_out_rows(each)) for each in manifests if each.held_out]
     if not kept_out:
         raise DataError("no source of the mixture holds anything out: nothing to write")
@@ -57,18 +57,12 @@ def write_tasks(
         (text for _, rows in kept_out for row in rows for text in row.texts()),
         (text for records in training for text in records.texts()),
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}-"))
-    try:
+    with whole_folder(output, "held-out tasks") as aside:
         names = [
             _write_task(aside, task, manifest, rows, bad, max_documents)
             for manifest, rows in kept_out
             for task in (manifest.held_out.tasks if manifest.held_out else ())
         ]
-        aside.chmod(0o755)
-        _replace(aside, output)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return [output / name for name in names]
 
 
@@ -189,25 +183,3 @@ def _id(text: str) -> str:
 
 def _line(value: dict[str, str]) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _refuse_foreign(output: Path) -> None:
-    if not output.exists():
-        return
-    if not output.is_dir():
-        raise DataError(f"{output}: is a file: choose a folder")
-    foreign = [path for path in output.iterdir() if not (path / "task.json").is_file()]
-    if foreign:
-        raise DataError(
-            f"{output} holds {foreign[0].name}, which is no task folder: choose another folder"
-        )
-
-
-def _replace(new: Path, output: Path) -> None:
-    if not output.exists():
-        new.rename(output)
-        return
-    old = new.with_name(f"{new.name}-old")
-    output.rename(old)
-    new.rename(output)
-    shutil.rmtree(old)

@@ -18,11 +18,11 @@ from embedkit.models.backbones import Backbone, NeoBERTBackbone
 from embedkit.models.contextual.context import Context
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.eurobert import ORIGIN, from_eurobert, obstacle, to_eurobert
-from embedkit.models.export import whole_folder
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTModel
 from embedkit.models.quiet import quietly
 from embedkit.models.st_config import read_json
 from embedkit.recipe import ContextualConfig
+from embedkit.storage.folders import whole_folder
 from embedkit.tokens.tokenizer import Tokenize
 
 _CODE = "modeling_contextual"
@@ -37,7 +37,8 @@ def write_contextual(
     there is no first encoder then, and nothing to pass. The folder appears whole or not at all.
 
     Raises:
-        UserError: the context is another model's, or a NeoBERT ablation has no stock form.
+        UserError: the context is another model's, a NeoBERT ablation has no stock form, or
+            ``folder`` holds something that embedkit did not write.
     """
     if context is not None and context.model != model.identity:
         raise UserError(f"the context was made by another model than {model.name}; build it anew")
@@ -52,7 +53,7 @@ def write_contextual(
     if context is not None:
         weights = {k: v for k, v in weights.items() if not k.startswith("context_projection.")}
         weights["frozen"] = context.vectors
-    with whole_folder(folder) as aside:
+    with whole_folder(folder, "a model") as aside:
         _write_json(aside / "config.json", _config(model, first, second, context))
         weights = {name: each.detach().cpu().contiguous() for name, each in weights.items()}
         save_file(weights, aside / "model.safetensors", metadata={"format": "pt"})
@@ -73,7 +74,8 @@ def read_contextual(
     """The model of a folder that ``write_contextual`` wrote, ready to encode or to train.
 
     Raises:
-        UserError: the folder holds another kind of model, or lacks weights.
+        UserError: the folder holds another kind of model, or other weights than its config.json
+            describes.
     """
     root = Path(folder)
     config = read_json(root / "config.json")
@@ -90,7 +92,7 @@ def read_contextual(
         frozen = Context(weights.pop("frozen"), **kept)
     tokenizer = hub.load_tokenizer(str(folder))
     encoders = {
-        stage: _encoder(config[stage], _under(weights, f"{stage}."), tokenizer.pad_token_id or 0)
+        stage: _encoder(root, stage, config[stage], weights, tokenizer.pad_token_id or 0)
         for stage in ("first", "second")
         if config[stage]
     }
@@ -107,7 +109,9 @@ def read_contextual(
         autocast=autocast,
         frozen=frozen,
     )
-    _load_heads(model, weights, str(folder))
+    under = tuple(f"{stage}." for stage in encoders)
+    heads = {name: each for name, each in weights.items() if not name.startswith(under)}
+    _load_heads(model, heads, str(folder))
     return model.to(device or torch.device("cpu")).eval()
 
 
@@ -121,14 +125,21 @@ def _stock(network: PreTrainedModel, model: Contextual) -> PreTrainedModel:
 
 
 def _encoder(
-    config: Mapping[str, Any], weights: Mapping[str, Tensor], pad_id: int
+    folder: Path, stage: str, config: Mapping[str, Any], weights: Mapping[str, Tensor], pad_id: int
 ) -> Backbone | NeoBERTBackbone:
     # Its initial weights are drawn for nothing, but must not shift anyone else's randomness.
     with torch.random.fork_rng(devices=()), quietly():
         network = AutoModel.from_config(AutoConfig.for_model(**config))
     if hasattr(network, "pooler"):
         network.pooler = None
-    network.load_state_dict(weights)
+    try:
+        network.load_state_dict(_under(weights, f"{stage}."))
+    except RuntimeError as error:
+        first = str(error).splitlines()[1].strip()
+        raise UserError(
+            f"{folder}: the weights of its {stage} encoder do not fit its config.json "
+            f"({first:.160} ...); take both files from the same export"
+        ) from None
     if getattr(network.config, ORIGIN, None) == NeoBERTConfig.model_type:
         return NeoBERTBackbone(from_eurobert(network))
     return Backbone(network, pad_id)
@@ -149,12 +160,12 @@ def _heads(model: Contextual) -> dict[str, Tensor]:
     }
 
 
-def _load_heads(model: Contextual, weights: Mapping[str, Tensor], folder: str) -> None:
-    stored = {
-        name: each for name, each in weights.items() if not name.startswith(("first.", "second."))
-    }
+def _load_heads(model: Contextual, stored: Mapping[str, Tensor], folder: str) -> None:
     if different := sorted(_heads(model).keys() ^ stored.keys()):
-        raise UserError(f"{folder}: its weights do not fit its config.json: {', '.join(different)}")
+        raise UserError(
+            f"{folder}: its weights do not fit its config.json ({', '.join(different[:3])} ...); "
+            "take both files from the same export"
+        )
     model.load_state_dict(stored, strict=False)
 
 

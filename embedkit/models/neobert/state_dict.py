@@ -22,6 +22,7 @@ from embedkit.models.neobert.config import NeoBERTConfig
 from embedkit.models.neobert.encoder import NeoBERTModel, NeoBERTPreTrainedModel
 from embedkit.models.neobert.heads import NeoBERTForMaskedLM
 from embedkit.models.pickled import refuse_pickle
+from embedkit.models.weight_files import INDEX, check_weight_files, shards
 
 PINNED = {"chandar-lab/NeoBERT": "5424c8efeea6491b151d62dee55a752165407430"}
 """The revision of a hub id that is taken where none is asked for."""
@@ -48,6 +49,7 @@ def load_pretrained(
     """
     folder = _local(str(model), revision)
     config = _config(folder)
+    check_weight_files(str(folder))
     weights = normalised(_weights(folder))
     _settle_ffn_width(config, weights)
     with torch.device("meta"):
@@ -165,9 +167,9 @@ def _config(folder: Path) -> NeoBERTConfig:
 def _weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder, whether in one file or in several."""
     names = ["model.safetensors"]
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if index.is_file():
-        names = sorted(set(_json(index)["weight_map"].values()))
+        names = shards(index)
     weights: dict[str, Tensor] = {}
     for name in names:
         path = folder / name

@@ -9,7 +9,7 @@ from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.pairs.held_out import write_tasks
 from embedkit.data.pairs.leaks import leaked
 from embedkit.data.pairs.records import Records, open_manifest
-from embedkit.errors import DataError
+from embedkit.errors import DataError, UserError
 
 SHARE = 0.3
 
@@ -222,19 +222,26 @@ def test_tasks_are_replaced_but_nothing_else_is_overwritten(tmp_path: Path) -> N
     manifest = manifest_over(tmp_path, ROWS)
     output = tmp_path / "tasks"
     write_tasks([manifest], output, 20)
-    (output / "old").mkdir()
-    (output / "old" / "task.json").write_text("{}")
     assert {path.name for path in write_tasks([manifest], output)} == {"mine_find", "mine_tell"}
-    assert not (output / "old").exists()
-    (output / "notes.txt").write_text("precious")
-    with pytest.raises(DataError, match=r"holds notes\.txt, which is no task folder"):
+    assert len(lines(output / "mine_find" / "corpus.jsonl")) > 20
+    (output / "own").mkdir()
+    (output / "own" / "task.json").write_text('{"type": "sts"}')
+    with pytest.raises(UserError, match=r"changed: own/task\.json; move them elsewhere, or choose"):
         write_tasks([manifest], output)
-    assert (output / "notes.txt").read_text() == "precious"
+    assert (output / "own" / "task.json").read_text() == '{"type": "sts"}'
+
+
+def test_the_tasks_of_somebody_else_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "tasks" / "own").mkdir(parents=True)
+    (tmp_path / "tasks" / "own" / "task.json").write_text('{"type": "sts"}')
+    with pytest.raises(UserError, match=r"holds no embedkit\.json .*; delete it yourself"):
+        write_tasks([manifest_over(tmp_path, ROWS)], tmp_path / "tasks")
+    assert (tmp_path / "tasks" / "own" / "task.json").is_file()
 
 
 def test_a_file_in_the_place_of_the_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "tasks").write_text("")
-    with pytest.raises(DataError, match="is a file: choose a folder"):
+    with pytest.raises(UserError, match="is a file; choose another --output"):
         write_tasks([manifest_over(tmp_path, ROWS)], tmp_path / "tasks")
 
 

@@ -224,13 +224,32 @@ def test_a_context_of_another_model_is_not_frozen(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_other_folders_are_refused(tiny_model: Path, plain: Path, tmp_path: Path) -> None:
+def test_other_folders_are_refused(tiny_model: Path) -> None:
     with pytest.raises(UserError, match="holds no two-stage model that embedkit wrote"):
         read_contextual(tiny_model)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("contextual", "soft_prompts"), 3, r"its weights do not fit its config.json \(slots.soft"),
+        (("second", "num_hidden_layers"), 1, r"its second encoder do not fit .*layers?\.1\."),
+        (("second", "hidden_size"), 32, r"its second encoder do not fit .*size mismatch"),
+        (("first",), None, r"its weights do not fit its config.json \(first\.embed"),
+    ],
+)
+def test_weights_without_a_place_are_refused(
+    path: tuple[str, ...], value: object, message: str, plain: Path, tmp_path: Path
+) -> None:
+    for each in plain.iterdir():
+        (tmp_path / each.name).write_bytes(each.read_bytes())
     config = json.loads((plain / "config.json").read_text())
-    config["contextual"]["soft_prompts"] = 3
-    for path in plain.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    *tables, last = path
+    table = config
+    for name in tables:
+        table = table[name]
+    table[last] = value
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"do not fit its config.json: slots.soft_prompts"):
+    with pytest.raises(UserError, match=message) as refused:
         read_contextual(tmp_path)
+    assert "\n" not in str(refused.value)

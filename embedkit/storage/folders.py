@@ -1,0 +1,183 @@
+"""Folders that embedkit writes whole and marks, so that it replaces nothing but its own work.
+
+The marker ``embedkit.json`` lies in the folder, says what the folder holds, and has the SHA-256 of
+each file that embedkit wrote there.
+"""
+
+import glob
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from embedkit.errors import UserError
+
+Kind = Literal["a model", "mined pairs", "held-out tasks"]
+"""What a folder may hold."""
+
+MARKER = "embedkit.json"
+_SHOWN = 3
+
+
+def check_replaceable(folder: Path, kind: Kind) -> None:
+    """See that replacing ``folder`` loses nothing but what embedkit wrote; changes nothing.
+
+    A folder may be replaced if it is missing or empty, or if its marker says ``kind`` and every
+    file in it is as embedkit wrote it.
+
+    Raises:
+        UserError: names what a replacement would lose.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; choose another --output")
+    files = _files(folder)
+    if not files:
+        return
+    marker = _read(folder)
+    if marker is None:
+        raise UserError(
+            f"{folder}: is not replaced, since it holds no {MARKER} that marks it as written by "
+            "embedkit; delete it yourself, or choose another --output"
+        )
+    if marker["holds"] != kind:
+        raise UserError(
+            f"{folder}: is not replaced, since it holds {marker['holds']} and not {kind}; choose "
+            "another --output"
+        )
+    own = {name for name, digest in marker["sha256"].items() if _is(files.get(name), digest)}
+    if strange := sorted(files.keys() - own - {MARKER}):
+        more = f" and {len(strange) - _SHOWN} more" if len(strange) > _SHOWN else ""
+        raise UserError(
+            f"{folder}: is not replaced, since embedkit did not write these files, or they were "
+            f"changed: {', '.join(strange[:_SHOWN])}{more}; move them elsewhere, or choose another "
+            "--output"
+        )
+
+
+@contextmanager
+def whole_folder(folder: Path, kind: Kind) -> Iterator[Path]:
+    """Lend a folder that is marked and takes the place of ``folder`` once the block succeeds.
+
+    Raises:
+        UserError: ``folder`` may not be replaced; see ``check_replaceable``.
+    """
+    place = folder.resolve()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{place.name}.embedkit-part-"
+    # A killed process leaves its unfinished folder behind.
+    for left in place.parent.glob(f"{glob.escape(prefix)}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    aside = Path(tempfile.mkdtemp(prefix=prefix, dir=place.parent))
+    try:
+        yield aside
+        mark(aside, kind)
+        # The folder was made for its owner alone, and so were the weights by safetensors.
+        for path in (aside, *aside.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        replace(folder, aside, kind)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def mark(folder: Path, kind: Kind) -> None:
+    """Write the marker into ``folder``, whose other files are finished."""
+    hashes = {name: _sha256(path) for name, path in _files(folder).items() if name != MARKER}
+    _write(folder, {"written_by": "embedkit", "holds": kind, "sha256": hashes})
+
+
+def rewrite(folder: Path, name: str, text: str) -> None:
+    """Write a text file of a marked folder anew, so that it still counts as embedkit's."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    if marker := _read(folder):
+        marker["sha256"][name] = _sha256(path)
+        _write(folder, marker)
+
+
+def replace(folder: Path, new: Path, kind: Kind) -> None:
+    """Give ``new``, which is finished and marked, the name ``folder``; delete what lay there.
+
+    Raises:
+        UserError: ``folder`` may not be replaced; see ``check_replaceable``.
+    """
+    check_replaceable(folder, kind)
+    with set_aside(folder) as place:
+        new.rename(place)
+
+
+@contextmanager
+def set_aside(folder: Path) -> Iterator[Path]:
+    """Move ``folder`` away and lend its place; delete it if the block succeeds, else move it back.
+
+    The caller has to know that ``folder`` may be deleted. A process that is killed in between
+    leaves it as ``.<name>.embedkit-replaced``, which the next call puts back first.
+    """
+    place = folder.resolve()
+    recover(place)
+    older = _replaced(place)
+    if place.exists():
+        try:
+            place.rename(older)
+        except OSError as error:
+            raise UserError(
+                f"{folder}: cannot be replaced ({error.strerror}); choose another --output"
+            ) from None
+    try:
+        yield place
+    except BaseException:
+        if older.exists() and not place.exists():
+            older.rename(place)
+        raise
+    shutil.rmtree(older, ignore_errors=True)
+
+
+def recover(folder: Path) -> None:
+    """Finish or undo a replacement of ``folder`` during which a process was killed."""
+    older = _replaced(folder)
+    if not older.exists():
+        return
+    if folder.exists():
+        shutil.rmtree(older, ignore_errors=True)
+    else:
+        older.rename(folder)
+
+
+def _replaced(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.embedkit-replaced")
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """All files and links below ``folder`` by their path from there; none where it is missing."""
+    return {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_symlink() or not path.is_dir()
+    }
+
+
+def _read(folder: Path) -> dict[str, Any] | None:
+    """The marker of ``folder``, or ``None`` where there is none of embedkit's."""
+    try:
+        marker = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    known = isinstance(marker, dict) and marker.keys() == {"written_by", "holds", "sha256"}
+    return marker if known else None
+
+
+def _write(folder: Path, marker: dict[str, Any]) -> None:
+    (folder / MARKER).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
+
+
+def _is(path: Path | None, digest: str) -> bool:
+    """Whether ``path`` is a file with this SHA-256, and not a link to one."""
+    return path is not None and path.is_file() and not path.is_symlink() and _sha256(path) == digest
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
