@@ -1,6 +1,7 @@
 """Embed the pairs of a source with the surrogate: written in blocks by all ranks, resumable."""
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -18,17 +19,17 @@ _BLOCK = 2048
 
 
 def embed(records: Records, surrogate: Embedder, folder: Path, console: Console) -> VectorStore:
-    """Embed every pair without prompts, each rank its share; what is there already stays.
+    """Embed every pair without prompts, each rank its share; what is there undamaged stays.
 
     Called on every rank, for one folder that all of them see. Whoever is killed loses a block, and
     ranks may be more or fewer the next time.
     """
     aside = folder.with_name(f"{folder.name}.part")
-    if not distributed.on_main(folder.is_dir):
-        reserve = partial(_reserve, aside, len(records), surrogate.backbone.width)
+    facts = {"rows": len(records), "width": surrogate.backbone.width}
+    if not distributed.on_main(partial(_is_whole, folder, facts)):
         # Told by one rank: another may have written a block before this one looks.
-        missing = distributed.on_main(lambda: [file.missing() for file in reserve().values()])
-        files = reserve()
+        missing = distributed.on_main(partial(_begin, folder, aside, facts))
+        files = _files(aside, facts)
         with _progress(console) as progress:
             for (side, file), blocks in zip(files.items(), missing, strict=True):
                 own = distributed.share_of(
@@ -44,14 +45,26 @@ def embed(records: Records, surrogate: Embedder, folder: Path, console: Console)
     return VectorStore(folder)
 
 
-def _reserve(aside: Path, rows: int, width: int) -> dict[str, BlockFile]:
-    """The file of each side, of its final size."""
+def _is_whole(folder: Path, facts: Mapping[str, int]) -> bool:
+    """Whether the vectors of both sides are there and as they were written."""
+    stored = folder / "facts.json"
+    if not stored.is_file() or stored.read_bytes() != json.dumps(facts).encode():
+        return False
+    return all(file.is_whole() for file in _files(folder, facts).values())
+
+
+def _begin(folder: Path, aside: Path, facts: Mapping[str, int]) -> list[list[int]]:
+    """The blocks that are still to be written, of each side, in what is left of earlier work."""
+    if folder.is_dir():
+        folder.rename(aside)
     aside.mkdir(parents=True, exist_ok=True)
-    (aside / "facts.json").write_text(json.dumps({"rows": rows, "width": width}))
-    return {
-        side: BlockFile(file_of(aside, side), DTYPE, rows=rows, width=width, block=_BLOCK)
-        for side in SIDES
-    }
+    (aside / "facts.json").write_text(json.dumps(facts))
+    return [file.missing() for file in _files(aside, facts).values()]
+
+
+def _files(folder: Path, facts: Mapping[str, int]) -> dict[str, BlockFile]:
+    """The file of each side."""
+    return {side: BlockFile(file_of(folder, side), DTYPE, **facts, block=_BLOCK) for side in SIDES}
 
 
 def _finish(files: list[BlockFile], aside: Path, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ _TEXTS = 2048
 """Encoded between two blocks on disk."""
 _TYPES: dict[StoreType, type[np.generic]] = {"fp16": np.float16, "fp32": np.float32}
 _FILE = "vectors"
+_FORMAT = 2
+"""Changes with how vectors lie on disk: those of another format are not read."""
 
 
 def stored_vectors(
@@ -35,8 +36,8 @@ def stored_vectors(
 ) -> NDArray[Any]:
     """The vectors of all texts of ``side``, ``(texts, D)``, memory-mapped; the first time, encode.
 
-    A process that is killed leaves its whole blocks to the next. Several may ask at a time: one
-    encodes, the others wait.
+    A process that is killed leaves its whole blocks to the next, and damaged blocks are encoded
+    again. Several may ask at a time: one encodes, the others wait.
 
     Args:
         side: the texts.
@@ -48,11 +49,20 @@ def stored_vectors(
         console: where progress goes.
     """
     limit = min(max_tokens or embedder.max_tokens, embedder.max_tokens)
-    parts = [side.identity, identity, prompt, limit, store, _TEXTS]
+    parts = [_FORMAT, side.identity, identity, prompt, limit, store, _TEXTS]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     kind, width = np.dtype(_TYPES[store]), embedder.backbone.width
-    build = partial(_encode, side, embedder, prompt, limit, kind, console)
-    folder = cache.built("vectors", key, build, resumable=True)
+
+    def file(folder: Path) -> BlockFile:
+        return BlockFile(folder / _FILE, kind, rows=len(side), width=width, block=_TEXTS)
+
+    folder = cache.built(
+        "vectors",
+        key,
+        lambda folder: _encode(side, embedder, prompt, limit, console, file(folder)),
+        resumable=True,
+        verified=lambda folder: file(folder).is_whole(),
+    )
     return mapped(folder / _FILE, kind, rows=len(side), width=width)
 
 
@@ -61,12 +71,9 @@ def _encode(
     embedder: Embedder,
     prompt: str,
     limit: int,
-    kind: np.dtype[Any],
     console: Console,
-    folder: Path,
+    file: BlockFile,
 ) -> None:
-    width = embedder.backbone.width
-    file = BlockFile(folder / _FILE, kind, rows=len(side), width=width, block=_TEXTS)
     own_limit, embedder.max_tokens = embedder.max_tokens, limit
     try:
         with stage(console, f"encoding {side.name}", len(side), file.done()) as advance:

@@ -68,7 +68,8 @@ def stored_weights(recipe: PretrainRecipe) -> Mapping[str, Tensor] | None:
         found, broken = checkpoint.newest(folder / "checkpoints")
         if broken:
             raise UserError(
-                f"init_from = {recipe.init_from}: {broken[0]}, or pass {folder / 'model'}"
+                f"init_from = {recipe.init_from}: its newest checkpoint is damaged ({broken[0]}): "
+                f"restore it from a backup, or pass {folder / 'model'}"
             )
         if found is not None:
             ran = found.facts["recipe"]

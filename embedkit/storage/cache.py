@@ -21,20 +21,41 @@ def root() -> Path:
     return Path(os.environ.get("EMBEDKIT_CACHE") or "~/.cache/embedkit").expanduser()
 
 
-def built(kind: str, key: str, build: Callable[[Path], None], *, resumable: bool = False) -> Path:
+def built(
+    kind: str,
+    key: str,
+    build: Callable[[Path], None],
+    *,
+    resumable: bool = False,
+    verified: Callable[[Path], bool] | None = None,
+) -> Path:
     """The folder of ``key``, which ``build`` fills unless an earlier call did.
 
     Of several processes one builds and the others wait. A build that fails or is killed leaves no
     folder; if it is ``resumable``, the next one finds what it had written, unless the data were
     at fault.
+
+    Args:
+        kind: the folder's parent.
+        key: the folder's name.
+        build: fills a folder.
+        resumable: whether ``build`` goes on with what an earlier call of it has written.
+        verified: whether what ``build`` has written is undamaged; ``build`` mends it if it is not.
     """
     folder = root() / kind / key
-    if _is_whole(folder):
+
+    def is_whole() -> bool:
+        return _is_whole(folder) and (verified is None or verified(folder))
+
+    if is_whole():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{key}.lock")):
-        if not _is_whole(folder):
+        if not is_whole():
             aside = folder.with_name(f".{key}.aside")
+            if verified is not None and folder.is_dir():
+                shutil.rmtree(aside, ignore_errors=True)
+                folder.rename(aside)
             # Under the lock, whatever lies there was left by a process that died.
             shutil.rmtree(folder, ignore_errors=True)
             if not resumable:

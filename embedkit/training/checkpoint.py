@@ -3,9 +3,12 @@
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,13 @@ from embedkit import distributed
 from embedkit.distributed import sharding
 from embedkit.errors import UserError
 
+_WEIGHTS = "model.safetensors"
+_MOMENTS = "optimizer.safetensors"
 _STATE = "state.json"
 _HASHES = "sha256.json"
+"""It has the hashes of all other files."""
+_NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,})")
+_ASIDE = "damaged-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,13 @@ class Checkpoint:
 
 class BrokenCheckpointError(UserError):
     """A checkpoint whose files are not those that were written."""
+
+    def __init__(self, folder: Path, reason: str) -> None:
+        super().__init__(folder, reason)
+        self.folder, self.reason = folder, reason
+
+    def __str__(self) -> str:
+        return f"{self.folder}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +83,7 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """The weights of a checkpoint by name."""
-    return load_file(checkpoint.folder / "model.safetensors")
+    return load_file(checkpoint.folder / _WEIGHTS)
 
 
 def save(
@@ -79,64 +94,73 @@ def save(
     *,
     keep: int,
 ) -> Path:
-    """Write ``root/step-000500`` after ``step`` steps, then drop all but the newest ``keep``.
+    """Write ``root/step-000500`` after ``step`` steps, and of earlier ones drop all but the newest.
 
-    Everything is on the disk before the folder gets its name, so that a crash at any moment leaves
-    either the whole checkpoint or none. Checkpoints of later steps are dropped too: they were
-    broken, or the run would have gone on from them.
+    ``keep`` of them stay, this one included. Everything is on the disk before the folder gets its
+    name, so that a crash at any moment leaves either the whole checkpoint or none.
     """
     for left in root.glob(".step-*.tmp"):
         shutil.rmtree(left)
     final = root / f"step-{step:06d}"
     aside = root / f".{final.name}.tmp"
     aside.mkdir(parents=True)
-    save_file(dict(state.weights), aside / "model.safetensors")
-    save_file(dict(state.moments), aside / "optimizer.safetensors")
+    save_file(dict(state.weights), aside / _WEIGHTS)
+    save_file(dict(state.moments), aside / _MOMENTS)
     _write_json(aside / _STATE, {"step": step, "facts": facts})
     _write_json(aside / _HASHES, {path.name: _sha256(path) for path in sorted(aside.iterdir())})
     for path in [*aside.iterdir(), aside]:
         _fsync(path)
     if final.exists():
-        shutil.rmtree(final)
+        set_aside(final)
     aside.rename(final)
     _fsync(root)
     folders = _folders(root)
-    newest = folders.index(final)
-    for other in folders[: max(0, newest + 1 - keep)] + folders[newest + 1 :]:
+    for other in folders[: max(0, folders.index(final) + 1 - keep)]:
         shutil.rmtree(other)
     return final
 
 
-def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint under ``root``, and a line for each broken one passed over."""
-    broken: list[str] = []
-    for folder in reversed(_folders(root)):
+def newest(root: Path) -> tuple[Checkpoint | None, Sequence[BrokenCheckpointError]]:
+    """The newest whole checkpoint under ``root``, and what is wrong with those passed over.
+
+    Where none is whole, what was set aside before is passed over too.
+
+    Raises:
+        UserError: something is there that cannot be read.
+    """
+    broken: list[BrokenCheckpointError] = []
+    with _readable(root):
+        folders = _folders(root)
+        aside = sorted(root.glob(f"{_ASIDE}step-*"))
+    for folder in reversed(folders):
         try:
             return read(folder), broken
         except BrokenCheckpointError as error:
-            broken.append(str(error))
-    return None, broken
+            broken.append(error)
+    return None, [*broken, *(BrokenCheckpointError(each, "was set aside") for each in aside)]
 
 
 def read(folder: Path) -> Checkpoint:
     """Verify a checkpoint without loading its tensors.
 
     Raises:
-        BrokenCheckpointError: a file is missing or differs from what was written.
+        BrokenCheckpointError: its files are not those that were written.
+        UserError: it cannot be read, which does not mean that it is damaged.
     """
-    try:
-        hashes = json.loads((folder / _HASHES).read_text(encoding="utf-8"))
-        for name, expected in hashes.items():
-            if _sha256(folder / name) != expected:
-                raise BrokenCheckpointError(
-                    f"{folder}: {name} differs from what was written; delete it"
-                )
-        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-        return Checkpoint(folder, int(state["step"]), state["facts"])
-    except (OSError, ValueError) as error:
-        if isinstance(error, BrokenCheckpointError):
-            raise
-        raise BrokenCheckpointError(f"{folder}: is not whole ({error}); delete it") from None
+    with _readable(folder):
+        try:
+            _verify(folder)
+            state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            reason = f"{Path(error.filename).name}: {error.strerror}"
+            raise BrokenCheckpointError(folder, reason) from None
+    return Checkpoint(folder, int(state["step"]), state["facts"])
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a damaged checkpoint: it is kept, and another of its step can take its place."""
+    names = (f"{_ASIDE}{folder.name}{end}" for end in chain([""], (f"-{n}" for n in count(2))))
+    return folder.rename(next(each for each in map(folder.with_name, names) if not each.exists()))
 
 
 def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -144,9 +168,9 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
 
     Each may be sharded, over whatever number of ranks, or not.
     """
-    weights = load_file(checkpoint.folder / "model.safetensors")
+    weights = load_file(checkpoint.folder / _WEIGHTS)
     moments: dict[str, dict[str, Tensor]] = {}
-    for full_name, tensor in load_file(checkpoint.folder / "optimizer.safetensors").items():
+    for full_name, tensor in load_file(checkpoint.folder / _MOMENTS).items():
         name, _, moment = full_name.rpartition("/")
         moments.setdefault(name, {})[moment] = tensor
     if sharding.is_sharded(model):
@@ -187,8 +211,40 @@ def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
     }
 
 
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Tell an obstacle to reading, such as permissions or a faulty disk, from damage."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or path}: cannot be read ({error.strerror}); it need not be "
+            "damaged, so nothing was changed: make it readable, and try again"
+        ) from None
+
+
+def _verify(folder: Path) -> None:
+    present = {path.name for path in folder.iterdir()} - {_HASHES}
+    try:
+        hashes = json.loads((folder / _HASHES).read_bytes())
+    except ValueError:
+        hashes = None
+    if not isinstance(hashes, dict):
+        raise BrokenCheckpointError(folder, f"{_HASHES} is not a list of hashes")
+    for name in sorted({_WEIGHTS, _MOMENTS, _STATE} | present | hashes.keys()):
+        if name not in present:
+            raise BrokenCheckpointError(folder, f"{name} is missing")
+        if name not in hashes:
+            raise BrokenCheckpointError(folder, f"{name} is not in {_HASHES}")
+        if _sha256(folder / name) != hashes[name]:
+            raise BrokenCheckpointError(folder, f"{name} does not match {_HASHES}")
+
+
 def _folders(root: Path) -> list[Path]:
-    return sorted(root.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+    """The checkpoints under ``root`` by their steps; other names are not ours."""
+    # Not by glob, which takes a folder that it may not read for an empty one.
+    found = [path for path in root.iterdir() if _NAME.fullmatch(path.name)] if root.exists() else []
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

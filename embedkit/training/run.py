@@ -130,8 +130,14 @@ def _restore(
     allow_world_size_change: bool,
     console: Console,
 ) -> int:
-    found, remarks = run_folder.newest_checkpoint(
-        folder, job.facts, allow_world_size_change=allow_world_size_change
+    # By one rank, since it renames what is damaged.
+    found, remarks = distributed.on_main(
+        partial(
+            run_folder.newest_checkpoint,
+            folder,
+            job.facts,
+            allow_world_size_change=allow_world_size_change,
+        )
     )
     for remark in remarks:
         console.print(f"note: {remark}", highlight=False, markup=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import tomli_w
 import torch
 
-from embedkit.config import differences
+from embedkit.config import differences, read_toml
 from embedkit.errors import UserError
 from embedkit.recipe import Training
 from embedkit.recipe.renamed_keys import with_new_names
@@ -126,51 +126,88 @@ def claim(path: Path, *, resume: bool, overwrite: bool) -> RunFolder:
 
 
 def describe(folder: RunFolder, recipe: Training, facts: Mapping[str, Any]) -> None:
-    """Write ``recipe.toml`` as resolved, and ``run.json``: versions, hardware, fingerprints."""
+    """Write ``recipe.toml`` as resolved, and ``run.json``: versions, hardware and ``facts``."""
     record = {
         "versions": {name: _version(name) for name in _PACKAGES},
         "python": platform.python_version(),
         "hardware": _hardware(),
         "threads": torch.get_num_threads(),
-        **{key: value for key, value in facts.items() if key != "recipe"},
+        **facts,
     }
     # First, since it is what makes a folder a run, which --resume and --overwrite go by.
-    (folder.path / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    _replace(folder.path / "run.json", json.dumps(record, indent=2) + "\n")
     tables = recipe.model_dump(mode="json", exclude_none=True)
-    (folder.path / "recipe.toml").write_bytes(tomli_w.dumps(tables).encode())
+    _replace(folder.path / "recipe.toml", tomli_w.dumps(tables))
 
 
 def newest_checkpoint(
     folder: RunFolder, facts: Mapping[str, Any], *, allow_world_size_change: bool
 ) -> tuple[checkpoint.Checkpoint | None, list[str]]:
-    """The checkpoint to continue from, and remarks for the user.
+    """The checkpoint to continue from, and remarks for the user; sets newer, damaged ones aside.
+
+    Changes nothing where it raises.
 
     Raises:
-        UserError: recipe, data, model or world size are not those of the checkpoint.
+        UserError: recipe, data, model or world size are not those that the run had; or there are
+            checkpoints, but none is whole or one cannot be read.
     """
-    found, remarks = checkpoint.newest(folder.checkpoints)
+    found, broken = checkpoint.newest(folder.checkpoints)
+    if found is None and broken:
+        raise UserError(
+            f"{folder.checkpoints}: no checkpoint is whole "
+            f"({'; '.join(f'{each.folder.name}: {each.reason}' for each in broken)}): restore one "
+            "from a backup, or begin anew with --overwrite or another --output; nothing was changed"
+        )
     if found is None:
-        return None, [*remarks, "no whole checkpoint: starting from step 0"]
-    then, now = found.facts, facts
-    if then["world_size"] != now["world_size"]:
+        _refuse_changes(folder, "run.json", _begun(folder), facts)
+        return None, ["no checkpoint yet: starting from step 0"]
+    then, remarks = found.facts, []
+    if then["world_size"] != facts["world_size"]:
         if not allow_world_size_change:
-            _refuse_world_size(folder, then, now)
-        remarks.append(f"world size {then['world_size']} -> {now['world_size']}")
+            _refuse_world_size(folder, then, facts)
+        remarks.append(f"world size {then['world_size']} -> {facts['world_size']}")
+    _refuse_changes(folder, "checkpoint", then, facts)
+    if then["threads"] != facts["threads"]:
+        remarks.append(
+            f"{then['threads']} threads then, {facts['threads']} now: the numbers will agree only "
+            "to rounding"
+        )
+    aside = [f"{each}; set aside as {checkpoint.set_aside(each.folder).name}" for each in broken]
+    return found, aside + remarks
+
+
+def _begun(folder: RunFolder) -> Mapping[str, Any]:
+    """The facts of a run that has no checkpoint yet.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    path = folder.path / "run.json"
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        facts = {kind: told[kind] for kind in ("sources", "model")}
+    except (ValueError, LookupError, TypeError):
+        raise UserError(
+            f"{path}: is damaged, and there is no checkpoint to go on from; begin anew with "
+            "--overwrite or another --output"
+        ) from None
+    # Earlier versions kept the recipe in its own file alone.
+    facts["recipe"] = told.get("recipe") or read_toml(folder.path / "recipe.toml")
+    return facts
+
+
+def _refuse_changes(
+    folder: RunFolder, origin: str, then: Mapping[str, Any], now: Mapping[str, Any]
+) -> None:
     changes = _recipe_changes(then["recipe"], now["recipe"])
     for kind in ("sources", "model"):
         hashes = differences(_shortened(then[kind]), _shortened(now[kind]))
         changes += [f"{kind}.{line}" for line in hashes]
     if changes:
         raise UserError(
-            f"{folder.path}: this is another run than the one of its checkpoint: "
+            f"{folder.path}: this is another run than the one of its {origin}: "
             f"{'; '.join(changes)}; undo the change, or choose another --output"
         )
-    if then["threads"] != now["threads"]:
-        remarks.append(
-            f"{then['threads']} threads then, {now['threads']} now: the numbers will agree only to "
-            "rounding"
-        )
-    return found, remarks
 
 
 def _refuse_world_size(
@@ -186,16 +223,30 @@ def _refuse_world_size(
 
 
 def _recipe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    changes = differences(with_new_names(then, "the checkpoint")[0], now)
+    changes = differences(_stated(with_new_names(then, "the run")[0]), _stated(now))
     # With a constant rate no step knows how many there are, and none draws other rows.
-    longer = (now["steps"] or 0) >= (then["steps"] or 0)
+    longer = (now["steps"] or 0) >= (then.get("steps") or 0)
     endless = now["optim"]["schedule"] == "constant" and longer
     neutral = (*_NEUTRAL, "steps:") if endless else _NEUTRAL
     return [change for change in changes if not change.startswith(neutral)]
 
 
+def _stated(value: Any) -> Any:
+    """A recipe without its nulls, which ``recipe.toml`` cannot hold."""
+    if isinstance(value, Mapping):
+        return {key: _stated(each) for key, each in value.items() if each is not None}
+    return [_stated(each) for each in value] if isinstance(value, list) else value
+
+
 def _shortened(hashes: Mapping[str, str]) -> dict[str, str]:
     return {name: each[:12] for name, each in hashes.items()}
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that is there whole or not at all."""
+    aside = path.with_name(f".{path.name}.part")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
 
 
 def _hardware() -> str:

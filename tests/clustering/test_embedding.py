@@ -3,7 +3,7 @@
 import os
 import pickle
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,8 @@ def test_a_killed_run_goes_on_after_its_last_block(
     assert process.exitcode == -signal.SIGKILL
     # Each block of 4 texts is one call: all 8 of the queries are whole, and 3 of the documents.
     part = tmp_path / "killed.part"
-    whole_blocks = [np.fromfile(path, np.uint8).sum() for path in sorted(part.glob("*.whole-4"))]
-    assert whole_blocks == [3, 8]
+    digests = {path.name: path.stat().st_size // 32 for path in part.glob("*.digests-4")}
+    assert digests == {"queries.f16.digests-4": 8, "documents.f16.digests-4": 3}
     assert not folder.exists()
     calls = _count_calls(surrogate, monkeypatch)
     store = embed(records, surrogate, folder, QUIET)
@@ -74,6 +74,46 @@ def test_a_killed_run_goes_on_after_its_last_block(
     assert np.array_equal(store.documents, whole.documents)
     embed(records, surrogate, folder, QUIET)
     assert len(calls) == 5
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+@pytest.mark.parametrize("damage", [flip, cut])
+def test_a_damaged_block_is_embedded_again(
+    damage: Callable[[Path], None],
+    records: Records,
+    surrogate: Embedder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = embed(records, surrogate, tmp_path / "whole", QUIET)
+    embed(records, surrogate, tmp_path / "vectors", QUIET)
+    for side in ("queries", "documents"):
+        damage(tmp_path / "vectors" / f"{side}.f16")
+    calls = _count_calls(surrogate, monkeypatch)
+    with pytest.warns(UserWarning, match="1 of 8 blocks are damaged, so these are made again"):
+        store = embed(records, surrogate, tmp_path / "vectors", QUIET)
+    assert len(calls) == 2
+    assert np.array_equal(store.queries, whole.queries)
+    assert np.array_equal(store.documents, whole.documents)
+
+
+def test_vectors_without_digests_are_not_trusted(
+    records: Records, surrogate: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embed(records, surrogate, tmp_path / "vectors", QUIET)
+    (tmp_path / "vectors" / "queries.f16.digests-4").unlink()
+    calls = _count_calls(surrogate, monkeypatch)
+    embed(records, surrogate, tmp_path / "vectors", QUIET)
+    assert len(calls) == 8
 
 
 def test_ranks_write_one_store_together(

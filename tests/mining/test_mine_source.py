@@ -65,6 +65,26 @@ def test_sentence_transformers_mines_the_same(
     assert {len(texts) for texts in expected.values()} > {1, 3, 4}
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_damaged_vectors_are_encoded_again(
+    whole: bool, model: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "cache"))
+    first = mine(Records.from_rows(ROWS), model, tmp_path / "first", **ALL)
+    expected = pairs_of(tmp_path / "first")
+    stored = list((tmp_path / "cache" / "vectors").glob("*/vectors"))
+    assert len(stored) == 2
+    for path in stored:
+        content = path.read_bytes()
+        negated = -np.frombuffer(content, np.float16)
+        path.write_bytes(negated.tobytes() if whole else content[:-1])
+    with pytest.warns(UserWarning, match="1 of 1 blocks are damaged, so these are made again"):
+        again = mine(Records.from_rows(ROWS), model, tmp_path / "again", **ALL)
+    assert pairs_of(tmp_path / "again") == expected
+    assert again.audit == first.audit
+    assert sorted(stored) == sorted((tmp_path / "cache" / "vectors").glob("*/vectors"))
+
+
 def test_a_query_gets_none_of_its_positives_in_any_row_or_spelling(
     model: Embedder, tmp_path: Path
 ) -> None:

@@ -275,9 +275,8 @@ def test_a_damaged_end_of_the_first_stage_is_not_passed_over(
     last = max((tmp_path / "one" / "checkpoints").glob("step-*"))
     weights = next(last.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
-    with pytest.raises(
-        UserError, match=r"differs from what was written; delete it, or pass .*/model"
-    ):
+    told = r"is damaged \(.* does not match sha256\.json\): restore it .*, or pass .*/model"
+    with pytest.raises(UserError, match=told):
         pretrain(recipe, (f"init_from={tmp_path / 'one'}",), tmp_path / "run")
 
 

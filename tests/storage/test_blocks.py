@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.ranks import run_on_ranks
+from torch.distributed import barrier
 
-from embedkit.errors import DataError
 from embedkit.storage import blocks
 from embedkit.storage.blocks import BlockFile
 
@@ -57,6 +58,7 @@ def test_a_block_that_is_half_written_does_not_count(
     again = five_rows(tmp_path)
     assert again.missing() == [1, 2]
     again.write(1, SECOND)
+    again.write(2, LAST)
     assert content(tmp_path)[:4].tolist() == [*FIRST.tolist(), *SECOND.tolist()]
 
 
@@ -65,26 +67,83 @@ def test_blocks_of_another_size_are_not_taken_for_these(tmp_path: Path) -> None:
     assert five_rows(tmp_path, block=4).missing() == [0, 1]
 
 
-@pytest.mark.parametrize("size", [8, 48])
-def test_a_file_whose_size_has_changed_is_refused(size: int, tmp_path: Path) -> None:
-    five_rows(tmp_path).write(0, FIRST)
-    os.truncate(tmp_path / "rows", size)
-    with pytest.raises(DataError, match="is not as it was written: remove"):
-        five_rows(tmp_path)
+def written(folder: Path) -> None:
+    for block, rows in enumerate((FIRST, SECOND, LAST)):
+        five_rows(folder).write(block, rows)
 
 
-def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
-    five_rows(tmp_path).write(0, FIRST)
+def mended(folder: Path) -> list[int]:
+    """The blocks that were missing, which are there after this call."""
+    file = five_rows(folder)
+    missing = file.missing()
+    for block in missing:
+        file.write(block, (FIRST, SECOND, LAST)[block])
+    assert five_rows(folder).is_whole()
+    assert content(folder).tolist() == [*FIRST.tolist(), *SECOND.tolist(), *LAST.tolist()]
+    return missing
+
+
+def test_a_block_of_which_any_bit_is_flipped_is_missing_and_the_others_are_not(
+    tmp_path: Path,
+) -> None:
+    written(tmp_path)
+    for name, size in (("rows", 16), ("rows.digests-2", 32)):
+        whole = (tmp_path / name).read_bytes()
+        for place in range(len(whole)):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << place % 8
+            (tmp_path / name).write_bytes(damaged)
+            assert not five_rows(tmp_path).is_whole()
+            with pytest.warns(UserWarning, match="rows: 1 of 3 blocks are damaged, so these are"):
+                assert mended(tmp_path) == [place // size]
+
+
+@pytest.mark.filterwarnings("ignore:.*blocks are damaged")
+@pytest.mark.parametrize("name", ["rows", "rows.digests-2"])
+def test_the_blocks_that_a_cut_reaches_are_missing(name: str, tmp_path: Path) -> None:
+    written(tmp_path)
+    size = (tmp_path / name).stat().st_size
+    for length in range(size):
+        os.truncate(tmp_path / name, length)
+        reached = length * 5 // size // 2 if name == "rows" else length * 3 // size
+        assert mended(tmp_path) == list(range(reached, 3))
+
+
+@pytest.mark.filterwarnings("ignore:.*blocks are damaged")
+def test_a_file_that_is_gone_is_written_again(tmp_path: Path) -> None:
+    written(tmp_path)
     (tmp_path / "rows").unlink()
-    with pytest.raises(DataError, match="is not as it was written: remove"):
-        five_rows(tmp_path)
+    assert mended(tmp_path) == [0, 1, 2]
 
 
-def test_a_file_that_was_being_made_is_made(tmp_path: Path) -> None:
-    five_rows(tmp_path)
-    os.truncate(tmp_path / "rows", 0)
-    assert five_rows(tmp_path).missing() == [0, 1, 2]
-    assert content(tmp_path).shape == (5, 2)
+def test_rows_of_another_block_are_not_taken_for_its_own(tmp_path: Path) -> None:
+    written(tmp_path)
+    for name, size in (("rows", 16), ("rows.digests-2", 32)):
+        whole = (tmp_path / name).read_bytes()
+        first, second, last = whole[:size], whole[size : 2 * size], whole[2 * size :]
+        (tmp_path / name).write_bytes(second + first + last)
+    with pytest.warns(UserWarning, match="2 of 3 blocks are damaged"):
+        assert mended(tmp_path) == [0, 1]
+
+
+def test_what_another_process_has_written_is_verified_once(tmp_path: Path) -> None:
+    written(tmp_path)
+    file = five_rows(tmp_path)
+    assert file.done() == 5
+    (tmp_path / "rows").unlink()
+    assert file.missing() == []
+
+
+def test_processes_that_write_the_same_blocks_leave_them_whole(tmp_path: Path) -> None:
+    run_on_ranks(2, write_all, tmp_path)
+    assert five_rows(tmp_path).missing() == []
+    assert content(tmp_path).tolist() == [*FIRST.tolist(), *SECOND.tolist(), *LAST.tolist()]
+
+
+def write_all(folder: Path) -> None:
+    barrier()
+    for _ in range(20):
+        written(folder)
 
 
 def test_no_rows_can_be_read_too(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 import json
+import os
 import signal
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from torch import nn
 
+from embedkit.errors import UserError
 from embedkit.recipe import Optim
 from embedkit.training import checkpoint
 from embedkit.training.checkpoint import BrokenCheckpointError
@@ -142,11 +145,129 @@ def test_a_damaged_checkpoint_is_passed_over(
     found, broken = checkpoint.newest(tmp_path)
     assert found is not None
     assert found.step == 1
-    assert len(broken) == 1
-    assert str(newest) in broken[0]
-    assert broken[0].endswith("delete it")
+    assert [each.folder for each in broken] == [newest]
+    assert file in broken[0].reason
     with pytest.raises(BrokenCheckpointError):
         checkpoint.read(newest)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_file_without_a_hash_is_damage(file: str, tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    hashes = json.loads((folder / "sha256.json").read_text())
+    del hashes[file]
+    (folder / "sha256.json").write_text(json.dumps(hashes))
+    with pytest.raises(BrokenCheckpointError, match=rf"{file} is not in sha256\.json"):
+        checkpoint.read(folder)
+    (folder / file).unlink()
+    with pytest.raises(BrokenCheckpointError, match=f"{file} is missing"):
+        checkpoint.read(folder)
+
+
+def test_a_file_that_was_not_written_and_a_hash_without_a_file_are_damage(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    (folder / "notes.txt").touch()
+    with pytest.raises(BrokenCheckpointError, match=r"notes\.txt is not in sha256\.json"):
+        checkpoint.read(folder)
+    (folder / "notes.txt").unlink()
+    hashes = json.loads((folder / "sha256.json").read_text())
+    (folder / "sha256.json").write_text(json.dumps({**hashes, "another": "0"}))
+    with pytest.raises(BrokenCheckpointError, match="another is missing"):
+        checkpoint.read(folder)
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "7", "{", '{"model.safetensors": 7}', "\0\xff"])
+def test_what_is_no_list_of_hashes_is_damage(content: str, tmp_path: Path) -> None:
+    (save(tmp_path, 1) / "sha256.json").write_bytes(content.encode("latin-1"))
+    found, broken = checkpoint.newest(tmp_path)
+    assert found is None
+    assert len(broken) == 1
+
+
+def test_a_file_in_the_place_of_a_checkpoint_is_damage(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    (tmp_path / "step-000002").touch()
+    found, broken = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    assert [each.reason for each in broken] == ["step-000002: Not a directory"]
+
+
+def test_names_that_are_not_a_checkpoints_are_ignored(tmp_path: Path) -> None:
+    foreign = ["notes.txt", "step-000009.bak", "step-12", "step-12.bak", "step-old"]
+    foreign += ["step-0000012", "step-\u0663\u0663\u0663\u0663\u0663\u0663"]
+    for name in foreign:
+        (tmp_path / name).mkdir()
+    assert checkpoint.newest(tmp_path) == (None, [])
+    for step in (1, 2):
+        save(tmp_path, step, keep=1)
+    found, broken = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert (found.step, broken) == (2, [])
+    assert names(tmp_path) == sorted([*foreign, "step-000002"])
+
+
+def test_a_checkpoint_that_the_disk_cannot_read_is_not_called_damaged(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    weights = save(tmp_path, 2) / "model.safetensors"
+    weights.unlink()
+    # Reading the first byte of its own memory, which is not mapped, a process gets EIO.
+    weights.symlink_to("/proc/self/mem")
+    with pytest.raises(UserError, match=r"step-000002.*: cannot be read \(Input/output error\)"):
+        checkpoint.newest(tmp_path)
+
+
+@pytest.mark.parametrize("place", [".", "step-000002", "step-000002/model.safetensors"])
+def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(place: str) -> None:
+    # Not under ``tmp_path``, whose parents another user may not enter.
+    with TemporaryDirectory() as folder:
+        root = Path(folder) / "checkpoints"
+        for step in (1, 2):
+            save(root, step)
+        for path in (root.parent, *root.parent.rglob("*")):
+            path.chmod(0o755)
+        (root / place).chmod(0)
+        try:
+            process = get_context("fork").Process(target=be_refused, args=(root, place))
+            process.start()
+            process.join(20)
+            assert process.exitcode == 0
+        finally:
+            (root / place).chmod(0o755)
+        assert names(root) == ["step-000001", "step-000002"]
+
+
+def be_refused(root: Path, place: str) -> None:
+    if os.geteuid() == 0:
+        # The superuser may read everything.
+        os.seteuid(65534)
+    with pytest.raises(UserError, match=r"cannot be read \(Permission denied\)") as refusal:
+        checkpoint.newest(root)
+    assert str(root / place) in str(refusal.value)
+
+
+def test_a_checkpoint_that_is_set_aside_is_kept_and_not_counted(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    for aside in ("damaged-step-000002", "damaged-step-000002-2"):
+        damaged = save(tmp_path, 2)
+        cut(damaged / "model.safetensors")
+        content = (damaged / "model.safetensors").read_bytes()
+        assert checkpoint.set_aside(damaged) == tmp_path / aside
+        assert (tmp_path / aside / "model.safetensors").read_bytes() == content
+    for step in (2, 3):
+        save(tmp_path, step, keep=2)
+    found, broken = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert (found.step, broken) == (3, [])
+    kept = ["damaged-step-000002", "damaged-step-000002-2", "step-000002", "step-000003"]
+    assert names(tmp_path) == kept
+
+
+def test_what_was_set_aside_is_told_of_where_nothing_is_whole(tmp_path: Path) -> None:
+    checkpoint.set_aside(save(tmp_path, 1))
+    found, broken = checkpoint.newest(tmp_path)
+    assert found is None
+    assert [str(each) for each in broken] == [f"{tmp_path}/damaged-step-000001: was set aside"]
 
 
 def test_there_may_be_none(tmp_path: Path) -> None:
@@ -155,14 +276,16 @@ def test_there_may_be_none(tmp_path: Path) -> None:
 
 def test_a_broken_checkpoint_costs_no_whole_one_its_place(tmp_path: Path) -> None:
     cut(save(tmp_path, 10) / "model.safetensors")
-    save(tmp_path, 7, keep=1)
-    assert names(tmp_path) == ["step-000007"]
+    for step in (6, 7):
+        save(tmp_path, step, keep=1)
+    assert names(tmp_path) == ["step-000007", "step-000010"]
 
 
-def test_a_step_saved_again_replaces_what_was_there(tmp_path: Path) -> None:
+def test_a_step_saved_again_sets_aside_what_was_there(tmp_path: Path) -> None:
     cut(save(tmp_path, 1) / "model.safetensors")
     save(tmp_path, 1)
     assert checkpoint.newest(tmp_path)[1] == []
+    assert names(tmp_path) == ["damaged-step-000001", "step-000001"]
 
 
 @pytest.mark.parametrize(

@@ -92,24 +92,70 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_remark(
 ) -> None:
     recipe = load_recipe(str(small_recipe))
     crash(recipe, tmp_path / "run", after=10)
-    damaged = tmp_path / "run" / "checkpoints" / "step-000008" / file
-    damaged.write_bytes(damaged.read_bytes()[:-10])
+    cut(tmp_path / "run" / "checkpoints" / "step-000008" / file)
     capsys.readouterr()
     crash(recipe, tmp_path / "run", after=6, resume=True)
     said = " ".join(capsys.readouterr().out.split())
     assert "note:" in said
     assert "step-000008" in said
+    assert "set aside as damaged-step-000008" in said
     assert "resuming after step 4" in said
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_without_a_whole_checkpoint_a_run_starts_over(
+def test_ranks_go_on_from_one_checkpoint_where_a_newer_one_is_damaged(
+    small_recipe: Path, tmp_path: Path
+) -> None:
+    run_on_ranks(2, check_damage, small_recipe, tmp_path)
+
+
+def check_damage(small_recipe: Path, folder: Path) -> None:
+    recipe = load_recipe(str(small_recipe))
+    crash(recipe, folder / "run", after=10)
+    checkpoints = folder / "run" / "checkpoints"
+    if distributed.is_main():
+        cut(checkpoints / "step-000008" / "model.safetensors")
+    distributed.barrier()
+    api.finetune(recipe, folder / "run", resume=True)
+    names = sorted(path.name for path in checkpoints.iterdir())
+    assert names == ["damaged-step-000008", "step-000008", "step-000012"]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+@pytest.mark.parametrize("overrides", [(), ("seed=4",)])
+def test_a_run_of_which_every_checkpoint_is_damaged_is_refused_and_stays_as_it_is(
+    overrides: tuple[str, ...], small_recipe: Path, tmp_path: Path
+) -> None:
+    crash(load_recipe(str(small_recipe)), tmp_path / "run", after=10)
+    for weights in (tmp_path / "run" / "checkpoints").glob("*/model.safetensors"):
+        cut(weights)
+    before = contents(tmp_path / "run")
+    with pytest.raises(UserError, match=r"no checkpoint is whole \(step-000008: .*; step-000004: "):
+        api.finetune(load_recipe(str(small_recipe), overrides), tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == before
+
+
+def test_another_recipe_is_refused_before_the_first_checkpoint_too(
+    small_recipe: Path, tmp_path: Path
+) -> None:
+    crash(load_recipe(str(small_recipe)), tmp_path / "run", after=3)
+    before = contents(tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    with pytest.raises(UserError, match=r"of its run\.json: seed: 3 -> 4; undo the change"):
+        api.finetune(load_recipe(str(small_recipe), ["seed=4"]), tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == before
+
+
+def test_without_a_checkpoint_a_run_starts_over(
     small_recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = load_recipe(str(small_recipe), ["steps=5"])
     crash(recipe, tmp_path / "run", after=3)
     api.finetune(recipe, tmp_path / "run", resume=True)
-    assert "no whole checkpoint: starting from step 0" in " ".join(capsys.readouterr().out.split())
+    assert "no checkpoint yet: starting from step 0" in " ".join(capsys.readouterr().out.split())
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == [1, 2, 3, 4, 5]
 
 

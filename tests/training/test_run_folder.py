@@ -1,5 +1,6 @@
 import errno
 import json
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from torch import nn
 
 from embedkit.config import validated
 from embedkit.errors import UserError
-from embedkit.recipe import Recipe
+from embedkit.recipe import Logging, Recipe
 from embedkit.storage.folders import whole_folder
 from embedkit.training import checkpoint, run_folder
 from embedkit.training.optim import build_optimizer
@@ -55,6 +56,12 @@ def run_with_checkpoint(path: Path, recipe: Recipe) -> RunFolder:
     optimizer = build_optimizer(model, recipe.optim)
     state = checkpoint.captured(model, optimizer)
     checkpoint.save(folder.checkpoints, 50, state, facts_of(recipe), keep=2)
+    run_folder.describe(folder, recipe, facts_of(recipe))
+    return folder
+
+
+def run_without_checkpoint(path: Path, recipe: Recipe) -> RunFolder:
+    folder = run_folder.claim(path, resume=False, overwrite=False)
     run_folder.describe(folder, recipe, facts_of(recipe))
     return folder
 
@@ -166,8 +173,8 @@ def test_a_run_says_what_it_is(tmp_path: Path) -> None:
     assert told["versions"]["torch"] == torch.__version__
     assert told["sources"] == {"pairs": "a" * 64}
     assert told["model"] == {"identity": "b" * 64}
+    assert told["recipe"] == recipe.model_dump(mode="json")
     assert {"python", "hardware", "threads", "world_size"} <= told.keys()
-    assert "recipe" not in told
 
 
 @pytest.mark.parametrize(
@@ -262,3 +269,120 @@ def test_another_number_of_threads_is_remarked(tmp_path: Path) -> None:
     folder = run_with_checkpoint(tmp_path / "run", recipe_with())
     (remark,) = resumed(folder, facts_of(recipe_with(), threads=1))
     assert remark.startswith("2 threads then, 1 now")
+
+
+OTHER_RUNS = [
+    ({}, {"seed": 1}, "seed: 0 -> 1"),
+    ({"sources": {"pairs": "c" * 64}}, {}, 'sources.pairs: "aaaaaaaaaaaa" -> "cccccccccccc"'),
+    ({"model": {"identity": "d" * 64}}, {}, 'model.identity: "bbbbbbbbbbbb" -> "dddddddddddd"'),
+]
+
+
+def forget_recipe(folder: RunFolder) -> None:
+    """Take the recipe out of ``run.json``, where earlier versions did not have it."""
+    told = json.loads((folder.path / "run.json").read_text())
+    del told["recipe"]
+    (folder.path / "run.json").write_text(json.dumps(told))
+
+
+def begun(folder: RunFolder, facts: dict[str, Any]) -> list[str]:
+    """The remarks when a run without a checkpoint is resumed with ``facts``."""
+    found, remarks = run_folder.newest_checkpoint(folder, facts, allow_world_size_change=False)
+    assert found is None
+    return remarks
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize(("facts", "changes", "named"), OTHER_RUNS)
+def test_another_run_is_refused_before_its_first_checkpoint_too(
+    earlier: bool, facts: dict[str, Any], changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    folder = run_without_checkpoint(tmp_path / "run", recipe_with())
+    if earlier:
+        forget_recipe(folder)
+    with pytest.raises(UserError) as refusal:
+        begun(folder, facts_of(recipe_with(**changes), **facts))
+    assert str(refusal.value) == (
+        f"{folder.path}: this is another run than the one of its run.json: {named}; "
+        "undo the change, or choose another --output"
+    )
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_the_same_run_starts_from_step_0_where_there_is_no_checkpoint(
+    earlier: bool, tmp_path: Path
+) -> None:
+    recipe = recipe_with(data__mix=[{"manifest": "pairs"}, {"manifest": "rows"}])
+    folder = run_without_checkpoint(tmp_path / "run", recipe)
+    if earlier:
+        forget_recipe(folder)
+    facts = facts_of(recipe.model_copy(update={"logging": Logging(every=1)}), world_size=4)
+    assert begun(folder, facts) == ["no checkpoint yet: starting from step 0"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "null"])
+def test_a_damaged_record_of_a_run_without_a_checkpoint_is_refused(
+    content: str, tmp_path: Path
+) -> None:
+    folder = run_without_checkpoint(tmp_path / "run", recipe_with())
+    (folder.path / "run.json").write_text(content)
+    with pytest.raises(UserError, match=r"run\.json: is damaged, and there is no checkpoint"):
+        begun(folder, facts_of(recipe_with()))
+
+
+def checkpoints_of(folder: RunFolder) -> dict[str, bytes]:
+    files = (path for path in folder.checkpoints.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder.checkpoints)): path.read_bytes() for path in files}
+
+
+def damage(folder: RunFolder, step: int) -> None:
+    weights = folder.checkpoints / f"step-{step:06d}" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+
+
+def test_no_whole_checkpoint_is_refused_and_all_are_kept(tmp_path: Path) -> None:
+    folder = run_with_checkpoint(tmp_path / "run", recipe_with())
+    shutil.copytree(folder.checkpoints / "step-000050", folder.checkpoints / "step-000060")
+    for step in (50, 60):
+        damage(folder, step)
+    before = checkpoints_of(folder)
+    for recipe in (recipe_with(), recipe_with(seed=1)):
+        with pytest.raises(UserError) as refusal:
+            begun(folder, facts_of(recipe))
+        reason = "model.safetensors does not match sha256.json"
+        assert str(refusal.value) == (
+            f"{folder.checkpoints}: no checkpoint is whole (step-000060: {reason}; step-000050: "
+            f"{reason}): restore one from a backup, or begin anew with --overwrite or another "
+            "--output; nothing was changed"
+        )
+    assert checkpoints_of(folder) == before
+
+
+def test_a_damaged_checkpoint_is_set_aside_for_an_older_one_of_the_same_run(
+    tmp_path: Path,
+) -> None:
+    folder = run_with_checkpoint(tmp_path / "run", recipe_with())
+    newer = folder.checkpoints / "step-000060"
+    shutil.copytree(folder.checkpoints / "step-000050", newer)
+    damage(folder, 60)
+    before = checkpoints_of(folder)
+    with pytest.raises(UserError, match="seed: 0 -> 1"):
+        resumed(folder, facts_of(recipe_with(seed=1)))
+    with pytest.raises(UserError, match="--allow-world-size-change"):
+        resumed(folder, facts_of(recipe_with(), world_size=2))
+    assert checkpoints_of(folder) == before
+    assert resumed(folder, facts_of(recipe_with())) == [
+        f"{newer}: model.safetensors does not match sha256.json; set aside as damaged-step-000060"
+    ]
+    moved = {
+        name.replace("step-000060", "damaged-step-000060"): each for name, each in before.items()
+    }
+    assert checkpoints_of(folder) == moved
+    assert resumed(folder, facts_of(recipe_with())) == []
+
+
+def test_a_run_of_which_all_was_set_aside_is_not_begun_again(tmp_path: Path) -> None:
+    folder = run_with_checkpoint(tmp_path / "run", recipe_with())
+    checkpoint.set_aside(folder.checkpoints / "step-000050")
+    with pytest.raises(UserError, match=r"no checkpoint is whole \(damaged-step-000050: was set"):
+        begun(folder, facts_of(recipe_with()))

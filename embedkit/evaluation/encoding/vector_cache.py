@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +13,19 @@ from numpy.typing import NDArray
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from embedkit.errors import UserError
+from embedkit.storage.blocks import DamagedBlockError, KeyedBlock, Keys
 
-Keys = NDArray[np.uint64]
-"""Shapes: ``(texts, 2)``, the 128 bits of a hash."""
-
-_KEY_BYTES = 16
+_FORMAT = 2
+"""Part of every name: files of another format are not read, and go as those in use need room."""
+_SUFFIX = ".block"
+_SUFFIXES = (_SUFFIX, ".keys", ".vectors")
+"""What the cache may delete; the last two are the files of format 1."""
 
 
 def keys_of(texts: Sequence[str]) -> Keys:
     """What texts are found by."""
     digests = (
-        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_KEY_BYTES).digest()
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         for text in texts
     )
     return np.frombuffer(b"".join(digests), dtype=np.uint64).reshape(-1, 2)
@@ -43,12 +46,11 @@ def bytes_of(size: str) -> int:
 class VectorCache:
     """A folder of vectors, which several processes on one machine may use at once.
 
-    The vectors of one model under one prompt are a pair of files that only grow: ``.vectors`` in
-    fp32, and ``.keys``, whose entries are written behind their vectors and make them count. What a
-    kill has cut short is therefore not there, and is written over.
+    The vectors of one model under one prompt are a group of files, one for each call of ``keep``.
+    A damaged file is deleted with a warning: what it held is not found, and can be kept again.
 
-    Whole pairs are dropped, the least recently used first, to keep the folder below its size. The
-    pair in use stays; once it fills the folder alone, what comes is not kept.
+    Whole groups are dropped, the least recently used first, to keep the folder below its size. The
+    group in use stays; once it fills the folder alone, what comes is not kept.
 
     Args:
         folder: on a local disk.
@@ -68,108 +70,93 @@ class VectorCache:
 
         Shapes: ``(texts,)`` and ``(found, D)``.
         """
-        pair = self._pair(identity, prompt)
+        group = _group(identity, prompt)
         with self._lock:
-            index = self._index(pair)
-            if index is None:
-                return np.zeros(len(keys), dtype=np.bool_), np.empty((0, 0), dtype=np.float32)
-            os.utime(pair.keys)
-            rows = index.rows(keys)
-            shape = (index.count, index.width)
-            stored = np.memmap(pair.vectors, dtype=np.float32, mode="r", shape=shape)
-            return rows >= 0, np.asarray(stored[rows[rows >= 0]])
+            while True:
+                try:
+                    index = self._index(group)
+                    rows = index.rows(keys)
+                    vectors = index.vectors(rows[rows >= 0])
+                except DamagedBlockError as error:
+                    # Another file may hold some of its texts too: look again without it.
+                    warnings.warn(f"{error}, so its texts are encoded again", stacklevel=2)
+                    error.path.unlink(missing_ok=True)
+                    continue
+                if index.blocks:
+                    os.utime(index.blocks[0].path)
+                return rows >= 0, vectors
 
     def keep(self, identity: str, prompt: str, keys: Keys, vectors: NDArray[np.float32]) -> None:
         """Add vectors, if there is or can be made room. Shapes: ``(texts, D)``."""
-        pair = self._pair(identity, prompt)
-        width = vectors.shape[1]
+        group = _group(identity, prompt)
+        name = hashlib.sha256(keys.tobytes()).hexdigest()[:32]
         with self._lock:
-            header = 0 if pair.keys.exists() else _KEY_BYTES
-            if not self._make_room(pair, header + len(keys) * (_KEY_BYTES + 4 * width)):
-                return
-            if header:
-                pair.vectors.write_bytes(b"")
-                pair.keys.write_bytes(np.array([width, 0], dtype=np.uint64).tobytes())
-            count = pair.keys.stat().st_size // _KEY_BYTES - 1
-            _write_at(pair.vectors, count * width * 4, vectors.astype(np.float32, copy=False))
-            _write_at(pair.keys, (count + 1) * _KEY_BYTES, keys)
+            if self._make_room(group, KeyedBlock.size(*vectors.shape)):
+                KeyedBlock.write(self._folder / f"{group}.{name}{_SUFFIX}", keys, vectors)
 
-    def _pair(self, identity: str, prompt: str) -> "_Pair":
-        name = hashlib.sha256(f"{identity}\n{prompt}".encode()).hexdigest()[:32]
-        return _Pair(self._folder / f"{name}.keys", self._folder / f"{name}.vectors")
-
-    def _index(self, pair: "_Pair") -> "_Index | None":
-        """What the pair holds, read anew when another process has added or dropped some."""
-        try:
-            status = pair.keys.stat()
-        except FileNotFoundError:
-            return None
-        state = (status.st_ino, status.st_size)
-        known = self._indices.get(pair.keys.name)
-        if known is None or known.state != state:
-            known = self._indices[pair.keys.name] = _Index.read(pair, state)
+    def _index(self, group: str) -> "_Index":
+        """What the group holds, read anew when another process has added or dropped some."""
+        known = self._indices.get(group)
+        opened = {block.path: block for block in known.blocks} if known else {}
+        paths = sorted(self._folder.glob(f"{group}.*{_SUFFIX}"))
+        if known is None or paths != list(opened):
+            blocks = [opened.get(path) or KeyedBlock(path) for path in paths]
+            known = self._indices[group] = _Index.over(blocks)
         return known
 
-    def _make_room(self, pair: "_Pair", needed: int) -> bool:
+    def _make_room(self, group: str, needed: int) -> bool:
         free = self._max_bytes - needed
-        sizes = {path: path.stat() for path in self._folder.iterdir() if path.suffix in _SUFFIXES}
-        used = sum(status.st_size for status in sizes.values())
-        others = [path for path in sizes if path.suffix == ".keys" and path != pair.keys]
-        others.sort(key=lambda path: sizes[path].st_mtime_ns)
+        groups: dict[str, dict[Path, os.stat_result]] = {}
+        for path in self._folder.iterdir():
+            if path.suffix in _SUFFIXES:
+                groups.setdefault(path.name.partition(".")[0], {})[path] = path.stat()
+        used = sum(status.st_size for files in groups.values() for status in files.values())
+        others = [files for name, files in groups.items() if name != group]
+        others.sort(key=lambda files: max(status.st_mtime_ns for status in files.values()))
         while used > free and others:
-            oldest = others.pop(0)
-            for path in (oldest, oldest.with_suffix(".vectors")):
-                used -= sizes[path].st_size if path in sizes else 0
+            for path, status in others.pop(0).items():
                 path.unlink(missing_ok=True)
+                used -= status.st_size
         return used <= free
 
 
-_SUFFIXES = (".keys", ".vectors")
-
-
-@dataclass(frozen=True)
-class _Pair:
-    keys: Path
-    """The width of a vector and a zero, then the keys, each in 16 bytes."""
-    vectors: Path
+def _group(identity: str, prompt: str) -> str:
+    """What the names of the files of a model's vectors under a prompt begin with."""
+    return hashlib.sha256(f"{_FORMAT}\n{identity}\n{prompt}".encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
 class _Index:
-    """The keys of a pair in order, for a binary search."""
+    """The keys of all blocks of a group in order, for a binary search."""
 
-    state: tuple[int, int]
-    """The file's inode and size."""
-    width: int
+    blocks: Sequence[KeyedBlock]
+    starts: NDArray[np.int64]
+    """Where the rows of each block begin among those of all."""
     order: NDArray[np.int64]
     ordered: Keys
 
     @classmethod
-    def read(cls, pair: _Pair, state: tuple[int, int]) -> "_Index":
-        size = state[1] // _KEY_BYTES
-        entries = np.fromfile(pair.keys, dtype=np.uint64, count=2 * size).reshape(-1, 2)
-        order = np.argsort(entries[1:, 0], kind="stable")
-        return cls(state, int(entries[0, 0]), order, entries[1:][order])
-
-    @property
-    def count(self) -> int:
-        return len(self.order)
+    def over(cls, blocks: Sequence[KeyedBlock]) -> "_Index":
+        keys = np.concatenate([np.empty((0, 2), np.uint64), *(block.keys for block in blocks)])
+        sizes = np.array([len(block.keys) for block in blocks], dtype=np.int64)
+        order = np.argsort(keys[:, 0], kind="stable")
+        return cls(blocks, np.cumsum(sizes) - sizes, order, keys[order])
 
     def rows(self, keys: Keys) -> NDArray[np.int64]:
         """Where the vectors of ``keys`` stand; -1 where there is none. Shapes: ``(texts,)``."""
-        if not self.count:
+        if not len(self.order):
             return np.full(len(keys), -1)
-        places = np.searchsorted(self.ordered[:, 0], keys[:, 0]).clip(max=self.count - 1)
+        places = np.searchsorted(self.ordered[:, 0], keys[:, 0]).clip(max=len(self.order) - 1)
         # Two keys that agree in their first half alone count as one that is not there.
         equal = (self.ordered[places] == keys).all(axis=1)
         return np.where(equal, self.order[places], -1)
 
-
-def _write_at(path: Path, offset: int, values: NDArray[np.generic]) -> None:
-    """Put ``values`` at ``offset`` and nothing behind them, on the disk."""
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(np.ascontiguousarray(values).data)
-        file.truncate()
-        file.flush()
-        os.fsync(file.fileno())
+    def vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The vectors that stand at ``rows``. Shapes: ``(len(rows), D)``."""
+        width = self.blocks[0].width if self.blocks else 0
+        found = np.empty((len(rows), width), dtype=np.float32)
+        owners = np.searchsorted(self.starts, rows, side="right") - 1
+        for number in np.unique(owners):
+            own = owners == number
+            found[own] = self.blocks[number].take(rows[own] - self.starts[number])
+        return found

@@ -1,7 +1,7 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +90,45 @@ def test_a_second_run_after_a_kill_encodes_what_is_missing(
     assert len(noted) > len(QUERIES)
     assert encoded == every - noted
     assert len(encoded) > 2
+
+
+def negate_half(path: Path) -> None:
+    content = path.read_bytes()
+    half = np.frombuffer(content[len(content) // 8 * 4 :], np.float32)
+    path.write_bytes(content[: -half.nbytes] + (-half).tobytes())
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [negate_half, cut, empty])
+def test_a_damaged_cache_changes_no_score(
+    damage: Callable[[Path], None], tiny_model: Path, tmp_path: Path
+) -> None:
+    for type_ in ("retrieval", "sts", "classification"):
+        write_task(tmp_path / "tasks" / type_, type_)
+    tasks = read_task_folders(tmp_path / "tasks")
+
+    def scores(output: str) -> dict[str, float]:
+        cache = VectorCache(tmp_path / "vectors", 10**6)
+        encoder = CachedEncoder(hub.load(str(tiny_model)), cache)
+        found = evaluate(encoder, tasks, tmp_path / output).scores
+        return {name: each.score for name, each in found.items()}
+
+    before = scores("before")
+    assert len(before) == 3
+    files = [path for path in (tmp_path / "vectors").iterdir() if path.stat().st_size]
+    for number, path in enumerate(files):
+        whole = path.read_bytes()
+        damage(path)
+        with pytest.warns(UserWarning, match=f"{path}: is damaged, so its texts are encoded again"):
+            assert scores(f"damaged {number}") == before
+        assert path.read_bytes() == whole
 
 
 def score(encoder: TextEncoder, folder: Path) -> Summary:

@@ -1,4 +1,8 @@
+import hashlib
 import os
+import signal
+import warnings
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +11,11 @@ from support.ranks import run_on_ranks
 from torch.distributed import barrier
 
 from embedkit.evaluation.encoding.vector_cache import VectorCache, keys_of
+from embedkit.storage.blocks import KeyedBlock
 
 MODEL = "0123"
-PAIR_OF_EIGHT = 16 + 8 * (16 + 4 * 4)
-"""Bytes of a pair of files with eight vectors of four dimensions."""
+EIGHT = KeyedBlock.size(8, 4)
+"""Bytes of a file with eight vectors of four dimensions."""
 
 
 def texts(first: int, last: int) -> list[str]:
@@ -65,47 +70,135 @@ def test_another_prompt_or_model_finds_nothing(cache: VectorCache) -> None:
     assert not cache.find("4567", "query: ", keys_of(texts(0, 3)))[0].any()
 
 
-@pytest.mark.parametrize("lost", ["keys", "vectors"])
-def test_what_a_kill_has_cut_short_is_written_over(
-    cache: VectorCache, tmp_path: Path, lost: str
-) -> None:
+@pytest.fixture
+def file(cache: VectorCache, tmp_path: Path) -> Path:
+    """The file of the texts 0 to 3, beside that of 3 to 5."""
     keep(cache, 0, 3)
-    (keys,) = tmp_path.glob("*.keys")
-    # A kill comes between the vectors and their keys, or within either.
-    if lost == "keys":
-        keys.write_bytes(keys.read_bytes()[:-5])
-    else:
-        stored = keys.with_suffix(".vectors")
-        stored.write_bytes(stored.read_bytes() + b"half a vector")
-    rest = [0, 1] if lost == "keys" else [0, 1, 2]
+    (first,) = files_in(tmp_path)
+    keep(cache, 3, 5)
+    return first
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def check_that_it_is_replaced(damaged: Path) -> None:
+    cache = VectorCache(damaged.parent, max_bytes=10**6)
+    with pytest.warns(UserWarning, match=f"{damaged}: is damaged, so its texts are encoded again"):
+        assert held(cache, 0, 9) == [3, 4]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert held(cache, 0, 9) == [3, 4]
+        keep(cache, 0, 3)
+        for each in (cache, VectorCache(damaged.parent, 10**6)):
+            assert held(each, 0, 9) == [0, 1, 2, 3, 4]
+    assert damaged in files_in(damaged.parent)
+
+
+def test_a_file_of_which_any_bit_is_flipped_is_as_if_it_were_absent(file: Path) -> None:
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        file.write_bytes(damaged)
+        check_that_it_is_replaced(file)
+        assert file.read_bytes() == whole
+
+
+def test_a_file_of_any_other_length_is_as_if_it_were_absent(file: Path) -> None:
+    whole = file.read_bytes()
+    for length in range(len(whole)):
+        file.write_bytes(whole[:length])
+        check_that_it_is_replaced(file)
+    file.write_bytes(whole + bytes(8))
+    check_that_it_is_replaced(file)
+
+
+def test_a_file_that_the_disk_cannot_read_is_as_if_it_were_absent(file: Path) -> None:
+    file.unlink()
+    # Reading the first byte of its own memory, which is not mapped, a process gets EIO.
+    file.symlink_to("/proc/self/mem")
+    check_that_it_is_replaced(file)
+
+
+def test_texts_of_a_damaged_file_are_found_in_another(cache: VectorCache, file: Path) -> None:
+    keep(cache, 1, 4)
+    file.write_bytes(b"")
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert held(cache, 0, 9) == [1, 2, 3, 4]
+
+
+def test_vectors_are_verified_when_they_are_first_read(cache: VectorCache, file: Path) -> None:
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    # A file without a text that is wanted is not read for its vectors.
+    assert held(cache, 3, 5) == [3, 4]
+    file.write_bytes(whole)
+    assert held(cache, 0, 9) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("place", ["os.fsync", "pathlib.Path.replace"])
+def test_what_a_kill_has_cut_short_is_not_there(place: str, tmp_path: Path) -> None:
+    keep(VectorCache(tmp_path, 10**6), 3, 5)
+    process = get_context("fork").Process(target=keep_and_die, args=(tmp_path, place))
+    process.start()
+    process.join(20)
+    assert process.exitcode == -signal.SIGKILL
     again = VectorCache(tmp_path, 10**6)
-    assert held(again, 0, 9) == rest
-    keep(again, 5, 8)
-    assert held(again, 0, 9) == [*rest, 5, 6, 7]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert held(again, 0, 9) == [3, 4]
+        keep(again, 0, 3)
+        assert held(again, 0, 9) == [0, 1, 2, 3, 4]
 
 
-def test_the_pair_used_longest_ago_makes_room(tmp_path: Path) -> None:
-    cache = VectorCache(tmp_path, max_bytes=3 * PAIR_OF_EIGHT - 1)
+def keep_and_die(folder: Path, place: str) -> None:
+    def die(*_args: object) -> None:
+        signal.raise_signal(signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place, die)
+        keep(VectorCache(folder, 10**6), 0, 3)
+
+
+def test_files_of_the_format_before_are_not_trusted_and_make_room(tmp_path: Path) -> None:
+    name = hashlib.sha256(f"{MODEL}\n".encode()).hexdigest()[:32]
+    head = np.array([4, 0], dtype=np.uint64).tobytes()
+    (tmp_path / f"{name}.keys").write_bytes(head + keys_of(texts(0, 8)).tobytes())
+    (tmp_path / f"{name}.vectors").write_bytes(vectors(0, 8).tobytes())
+    (tmp_path / "mined").mkdir()
+    (tmp_path / "notes.txt").write_bytes(bytes(1000))
+    cache = VectorCache(tmp_path, max_bytes=3 * EIGHT)
+    assert held(cache, 0, 8) == []
+    for first in (0, 8, 16):
+        keep(cache, first, first + 8)
+    assert held(cache, 0, 24) == list(range(24))
+    assert {path.suffix for path in files_in(tmp_path)} == {".block", "", ".txt"}
+
+
+def test_the_vectors_used_longest_ago_make_room(tmp_path: Path) -> None:
+    cache = VectorCache(tmp_path, max_bytes=3 * EIGHT - 1)
     for number, prompt in enumerate(("a", "b")):
         keep(cache, 0, 8, prompt)
-        for path in tmp_path.glob("*.keys"):
+        for path in files_in(tmp_path):
             os.utime(path, (number, number))
     held(cache, 0, 8, "a")
     keep(cache, 0, 8, "c")
     assert [len(held(cache, 0, 8, prompt)) for prompt in "abc"] == [8, 0, 8]
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
-    assert sum(sizes) == 2 * PAIR_OF_EIGHT
+    assert sum(sizes) == 2 * EIGHT
 
 
-def test_a_pair_that_fills_the_cache_alone_keeps_what_it_has(tmp_path: Path) -> None:
-    cache = VectorCache(tmp_path, max_bytes=PAIR_OF_EIGHT)
+def test_vectors_that_fill_the_cache_alone_stay(tmp_path: Path) -> None:
+    cache = VectorCache(tmp_path, max_bytes=EIGHT)
     keep(cache, 0, 8)
     keep(cache, 8, 9)
     assert held(cache, 0, 9) == list(range(8))
 
 
-def test_a_pair_that_another_process_has_dropped_is_begun_anew(tmp_path: Path) -> None:
-    mine, other = (VectorCache(tmp_path, PAIR_OF_EIGHT) for _ in range(2))
+def test_what_another_process_has_dropped_is_begun_anew(tmp_path: Path) -> None:
+    mine, other = (VectorCache(tmp_path, EIGHT) for _ in range(2))
     keep(mine, 0, 8)
     assert len(held(mine, 0, 8)) == 8
     keep(other, 0, 8, "another prompt")
@@ -114,7 +207,7 @@ def test_a_pair_that_another_process_has_dropped_is_begun_anew(tmp_path: Path) -
     assert held(mine, 0, 8) == [0, 1, 2, 3]
 
 
-def test_two_processes_may_add_to_one_pair(tmp_path: Path) -> None:
+def test_two_processes_may_add_vectors_of_one_model(tmp_path: Path) -> None:
     run_on_ranks(2, add_in_turns, tmp_path)
     assert held(VectorCache(tmp_path, 10**6), 0, 200) == list(range(200))
 
@@ -125,3 +218,17 @@ def add_in_turns(folder: Path) -> None:
     for first in range(100 * int(os.environ["RANK"]), 100 * int(os.environ["RANK"]) + 100, 2):
         keep(cache, first, first + 2)
         assert len(held(cache, first, first + 2)) == 2
+
+
+def test_two_processes_may_keep_the_same_texts(tmp_path: Path) -> None:
+    run_on_ranks(2, keep_the_same, tmp_path)
+    assert held(VectorCache(tmp_path, 10**6), 0, 40) == list(range(40))
+    assert [path.stat().st_size for path in files_in(tmp_path)] == 5 * [EIGHT]
+
+
+def keep_the_same(folder: Path) -> None:
+    cache = VectorCache(folder, max_bytes=10**6)
+    for first in 4 * [*range(0, 40, 8)]:
+        barrier()
+        keep(cache, first, first + 8)
+        assert held(cache, first, first + 8) == list(range(first, first + 8))
