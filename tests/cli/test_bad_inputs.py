@@ -333,6 +333,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
     }
 
 
+@pytest.mark.usefixtures("native_bf16")
 def test_the_folder_is_sound_before_anything_is_wrong(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

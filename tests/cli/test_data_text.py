@@ -12,11 +12,6 @@ from embedkit.storage import cache
 RUNNER = CliRunner(env={"COLUMNS": "200"})
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def manifest(tmp_path: Path) -> str:
     """A hundred documents of two to eleven words, a fifth of them held out."""

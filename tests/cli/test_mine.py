@@ -19,6 +19,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *w
     return capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("native_bf16")
 def test_the_command_prints_the_audit_and_where_the_manifest_is(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from embedkit.clustering.comparison import compare
 from embedkit.clustering.table_writer import write_order
 from embedkit.recipe import load_recipe
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("native_bf16")]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,9 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(recipe: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(
+    recipe: str, tiny_model: Path, native_bf16: str, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A table with its report. Read it only: all tests share it."""
     folder = tmp_path_factory.mktemp("table") / "out"
     embedkit.cluster(recipe, folder, surrogate=tiny_model, dims=8)

@@ -107,6 +107,7 @@ def test_torchrun_gives_the_losses_of_one_rank(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("native_bf16")
 def test_a_script_under_torchrun_may_train_and_evaluate(recipe: Path, tmp_path: Path) -> None:
     write_task(tmp_path / "tasks" / "Finding", "retrieval")
     script = tmp_path / "script.py"

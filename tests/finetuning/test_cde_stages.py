@@ -35,6 +35,7 @@ def test_stage_one_is_as_appendix_g_says() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("native_bf16")
 @pytest.mark.filterwarnings("ignore:.*12 rows, expected")
 def test_stage_two_goes_on_from_the_model_of_stage_one(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

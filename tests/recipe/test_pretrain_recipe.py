@@ -121,6 +121,7 @@ def distinct_views(mix: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
+@pytest.mark.usefixtures("native_bf16")
 @pytest.mark.slow
 def test_a_recipe_takes_two_steps_at_toy_width(
     name: str, texts: Texts, bpe: str, tmp_path: Path

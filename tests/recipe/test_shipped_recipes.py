@@ -95,6 +95,7 @@ def test_an_open_source_can_fill_a_batch_and_has_an_instruction(name: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("native_bf16", "starter_cache")
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_takes_two_steps(name: str, tiny_model: Path, tmp_path: Path) -> None:
     recipe = load_recipe(name)
@@ -103,6 +104,7 @@ def test_a_recipe_takes_two_steps(name: str, tiny_model: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("starter_cache")
 @pytest.mark.parametrize("name", shipped_manifests())
 def test_a_manifest_takes_two_steps(name: str, tiny_model: Path, tmp_path: Path) -> None:
     skip_unless_here([load_manifest(name)])

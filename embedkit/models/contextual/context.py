@@ -28,7 +28,7 @@ class Context:
 
     vectors: Tensor
     model: str
-    """The identity of the model that made them."""
+    """``weights_identity`` of the model that made them."""
     corpus_size: int
     """Documents that they were drawn from."""
     seed: int

@@ -40,8 +40,8 @@ def write_contextual(
         UserError: the context is another model's, a NeoBERT ablation has no stock form, or
             ``folder`` holds something that embedkit did not write.
     """
-    if context is not None and context.model != model.identity:
-        raise UserError(f"the context was made by another model than {model.name}; build it anew")
+    if context is not None:
+        model.check_made(context)
     context = context or model.frozen
     second = _stock(model.second.model, model)
     own_first = model.first if context is None and not model.config.tied else None

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import rng
@@ -23,26 +22,15 @@ from embedkit.models.backbones import Backbone, NeoBERTBackbone, shape_of
 from embedkit.models.contextual.context import Context, Embeddings
 from embedkit.models.contextual.prefix import prepare_to_read
 from embedkit.models.contextual.slots import Slots
+from embedkit.models.contextual.weights_hash import WeightsHash
 from embedkit.models.embedder import Embedder
 from embedkit.models.encoding import embed_texts, without_dropout
 from embedkit.models.pooling import mean_by_text
 from embedkit.recipe import ContextualConfig
-from embedkit.storage.hashing import sha256_of
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.tokenizer import Tokenize, identity_of
 
 Kind = Literal["query", "document"]
-
-_steps_of_optimizers = 0
-"""That this process has taken, with any optimizer."""
-
-
-def _count_step(*_: object) -> None:
-    global _steps_of_optimizers
-    _steps_of_optimizers += 1
-
-
-register_optimizer_step_post_hook(_count_step)
 
 
 class Contextual(nn.Module):
@@ -99,7 +87,7 @@ class Contextual(nn.Module):
         self.second = _without_pooler(second)
         # One name for one weight: files of weights refuse two.
         self._own_first = None if config.tied or first is None else _without_pooler(first)
-        self._hashed: tuple[object, str] | None = None
+        self._weights_hash = WeightsHash()
         with torch.random.fork_rng(devices=()):
             # The same in every process.
             torch.manual_seed(0)
@@ -194,7 +182,7 @@ class Contextual(nn.Module):
         texts = [corpus[int(row)] for row in rows]
         prefix = self.prompts.get("document", "") if prompt is None else prompt
         vectors = self._embed(texts, prefix, self.embed_context, 0, show_progress)
-        return Context(torch.from_numpy(vectors), self.identity, len(corpus), seed)
+        return Context(torch.from_numpy(vectors), self.weights_identity, len(corpus), seed)
 
     @torch.inference_mode()
     def encode(
@@ -216,7 +204,8 @@ class Contextual(nn.Module):
             show_progress: draw a bar.
 
         Raises:
-            UserError: there is no context, another model made it, or these are no texts.
+            UserError: there is no context, a model with other weights made it, or these are no
+                texts.
         """
         context = context or self.frozen
         if context is None:
@@ -224,10 +213,8 @@ class Contextual(nn.Module):
                 f"{self.name}: a text's vector depends on its corpus; pass "
                 "context=model.build_context(corpus), or build_context([]) for none"
             )
-        if context is not self.frozen and context.model != self.identity:
-            raise UserError(
-                f"the context was made by another model than {self.name}; build it anew"
-            )
+        if context is not self.frozen:
+            self.check_made(context)
         vectors = context.vectors.to(self.device)
         prefix = self.prompts.get(kind, "") if prompt is None else prompt
         found = self._embed(
@@ -243,28 +230,35 @@ class Contextual(nn.Module):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
+    def check_made(self, context: Context) -> None:
+        """Raise ``UserError`` unless a model with this one's weights made ``context``."""
+        # Contexts stored by earlier versions name the identity that tells the arithmetic.
+        if context.model not in (self.weights_identity, self.identity):
+            raise UserError(
+                f"the context was made by another model than {self.name}; build it anew"
+            )
+
+    @property
+    def weights_identity(self) -> str:
+        """SHA-256 of weights, tokenizer, prompts and lengths, to which a context is bound."""
+        return _sha256(self._described())
+
     @property
     def identity(self) -> str:
-        """SHA-256 of all that a vector depends on beside its text and context."""
-        weights = self.state_dict()
-        # Gigabytes are not hashed anew for every call of encode. A fused optimizer writes past the
-        # versions of its tensors.
-        versions = [(each.data_ptr(), each._version) for each in weights.values()]
-        version = (_steps_of_optimizers, versions)
-        if self._hashed is None or self._hashed[0] != version:
-            self._hashed = version, sha256_of(weights)
-        settings = {
-            "weights": self._hashed[1],
+        """SHA-256 of all that a vector depends on beside its text and context: arithmetic too."""
+        return _sha256({**self._described(), "autocast": str(self.autocast)})
+
+    def _described(self) -> dict[str, Any]:
+        """All that decides about a vector, except for the type of the matrix products."""
+        return {
+            "weights": self._weights_hash.of(self),
             "config": self.config.model_dump(),
             "encoders": [shape_of(each.model) for each in (self.first, self.second) if each],
             # Anew, since a tokenizer changes without a trace.
             "tokenizer": identity_of(self.tokenizer),
             "prompts": self.prompts,
-            "autocast": str(self.autocast),
             "max_tokens": self.max_tokens,
         }
-        described = json.dumps(settings, sort_keys=True, default=str)
-        return hashlib.sha256(described.encode()).hexdigest()
 
     def _precision(self, tokens: TokenBatch) -> torch.autocast:
         kind = tokens.ids.device.type
@@ -293,9 +287,7 @@ class Contextual(nn.Module):
             )
 
 
-def _without_pooler(
-    backbone: Backbone | NeoBERTBackbone,
-) -> Backbone | NeoBERTBackbone:
+def _without_pooler(backbone: Backbone | NeoBERTBackbone) -> Backbone | NeoBERTBackbone:
     """The same without what would be neither used nor trained, and yet be stored."""
     network: Any = backbone.model
     if getattr(network, "pooler", None) is not None:
@@ -305,3 +297,7 @@ def _without_pooler(
 
 def _two_layers(width: int, activation: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, width), activation, nn.Linear(width, width))
+
+
+def _sha256(described: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()

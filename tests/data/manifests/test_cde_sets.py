@@ -47,8 +47,7 @@ PREFIXES = {
 
 @pytest.fixture(autouse=True)
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for what stands for the hub, and a cache of its own."""
-    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "cache"))
+    """A folder for what stands for the hub."""
     monkeypatch.setenv("EMBEDKIT_HUB", str(tmp_path / "hub"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
     (tmp_path / "hub").mkdir()

@@ -19,7 +19,7 @@ from embedkit.data.text.texts import Texts
 from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.recipe import load_recipe
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("starter_cache")]
 
 TEXT = ["text_hpo", "text_icd10", "text_sympy", "text_boltons"]
 STARTER = [mix.manifest for mix in load_recipe("starter").data.mix]
@@ -31,8 +31,12 @@ def starter() -> list[Manifest]:
 
 
 @pytest.fixture(scope="module")
-def tasks(starter: list[Manifest], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return write_tasks(starter, tmp_path_factory.mktemp("starter") / "tasks", 2000)
+def tasks(
+    starter: list[Manifest], starter_rows: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EMBEDKIT_CACHE", str(starter_rows))
+        return write_tasks(starter, tmp_path_factory.mktemp("starter") / "tasks", 2000)
 
 
 def evaluation_texts(tasks: list[Path]) -> set[str]:

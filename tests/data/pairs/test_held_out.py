@@ -14,11 +14,6 @@ from embedkit.errors import DataError, UserError
 SHARE = 0.3
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "cache"))
-
-
 def row(number: int, **changes: Any) -> dict[str, Any]:
     return {
         "query": f"the query of concept c{number:03}",
@@ -249,7 +244,7 @@ def test_a_task_without_texts_is_refused_and_leaves_no_folder(tmp_path: Path) ->
     manifest = manifest_over(tmp_path, [ROWS[n] for n in TRAINED_ON])
     with pytest.raises(DataError, match="mine: no text is left for the held-out task mine_find"):
         write_tasks([manifest], tmp_path / "tasks")
-    assert {path.name for path in tmp_path.iterdir()} == {"cache", "mine.jsonl", "mine.toml"}
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.jsonl", "mine.toml"}
 
 
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Token counts of a source: of all its texts, kept and resumed, or of a sample."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from support.tiny_bert import MINILM
@@ -17,9 +15,7 @@ TOKENIZER = load_tokenizer(MINILM)
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing is counted yet, and what is counted at a time is small."""
-    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path))
+def _few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lengths, "_CHARACTERS", 2**14)
 
 

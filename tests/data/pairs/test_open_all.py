@@ -16,9 +16,8 @@ ROWS = {"ten": 10, "twelve": 12, "three": 3}
 
 
 @pytest.fixture
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def sources(tmp_path: Path) -> dict[str, int]:
     """The manifests of ``ROWS``, none of them in the cache."""
-    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "cache"))
     return {str(write_source(tmp_path, name, rows, 0)): rows for name, rows in ROWS.items()}
 
 
@@ -73,7 +72,6 @@ def test_warnings_of_other_processes_are_heard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EMBEDKIT_HUB", str(tmp_path))
-    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "cache"))
     for id_ in FIXTURES:
         write_data_set(tmp_path, id_)
 

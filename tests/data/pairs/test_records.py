@@ -29,11 +29,6 @@ RECORDS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "cache"))
-
-
 def numbered(count: int) -> Iterator[dict[str, str]]:
     return ({"query": f"query {row}", "positive": f"positive {row}"} for row in range(count))
 

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from embedkit.data.pairs.records import Record, Records
@@ -8,11 +6,6 @@ from embedkit.errors import DataError, UserError
 from embedkit.storage import cache
 
 TEXTS = [(f"text {number}", ["even", "odd"][number % 2]) for number in range(40)]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "cache"))
 
 
 def test_every_text_is_one_query_and_one_positive_within_its_label() -> None:

@@ -14,6 +14,7 @@ from support.hub_sets import FIXTURES, write_data_set
 from embedkit.data.manifests.manifest import HubSource, Manifest, SameLabel, load_manifest
 from embedkit.data.pairs.records import Record, Records, open_manifest
 from embedkit.errors import DataError
+from embedkit.storage import cache
 from embedkit.tokens.prompts import as_prefix
 
 # Table 7 of the paper.
@@ -85,7 +86,6 @@ EXPECTED = {
 
 @pytest.fixture(autouse=True)
 def _own_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("EMBEDKIT_HUB", str(tmp_path / "hub"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
 
@@ -272,7 +272,7 @@ def write_join(tmp_path: Path, pairs: list[tuple[Any, Any]]) -> Manifest:
 def test_a_join_takes_the_first_row_of_an_id_written_either_way(tmp_path: Path) -> None:
     records = open_manifest(write_join(tmp_path, [("3", 1), ("1", 2)]))
     assert [records[0], records[1]] == [Record("text 3", "text 1"), Record("text 1", "text 2")]
-    assert not list((tmp_path / "cache/joins").iterdir())
+    assert not list((cache.root() / "joins").iterdir())
 
 
 def test_an_id_that_names_no_row_is_empty(tmp_path: Path) -> None:

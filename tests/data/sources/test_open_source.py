@@ -23,11 +23,6 @@ ROWS = [{"query": "a, b", "positive": "é"}, {"query": 'say "c"', "positive": "d
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "cache"))
-
-
 def as_jsonl() -> bytes:
     return "".join(f"{json.dumps(row)}\n" for row in ROWS).encode()
 

@@ -23,8 +23,7 @@ TWO = 'files = "shard-{00000..00001}.jsonl.gz"'
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "cache"))
+def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EMBEDKIT_HUB", raising=False)
 
 

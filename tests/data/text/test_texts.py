@@ -12,11 +12,6 @@ from embedkit.errors import DataError, UserError
 from embedkit.storage import cache
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "cache"))
-
-
 def texts_in(texts: Texts) -> list[str]:
     return [document.text for document in texts.documents()]
 

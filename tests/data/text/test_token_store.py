@@ -25,11 +25,6 @@ FORK = multiprocessing.get_context("fork")
 ROWS = [f"document number {number}: {'word ' * (number % 7)}" for number in range(60)]
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_store, "_BLOCK", 64)
@@ -179,7 +174,6 @@ def test_a_killed_run_goes_on_after_the_last_whole_block(
         with (folder / name).open("ab") as file:
             file.write(b'{"read": 7')
     monkeypatch.undo()
-    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "cache"))
     resumed = prepare(texts, tokenizer)
     after = (tokens_folder() / "blocks.jsonl").read_bytes()
     assert after.startswith(before)

@@ -85,6 +85,7 @@ def test_a_task_that_mteb_publishes_no_counts_of_is_named() -> None:
         published(whole)
 
 
+@pytest.mark.usefixtures("native_bf16")
 def test_the_command_prints_the_estimate_and_writes_nothing(
     mirror: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_the_command_prints_the_estimate_and_writes_nothing(
     assert not output.exists()
 
 
+@pytest.mark.usefixtures("native_bf16")
 def test_an_estimate_is_printed_once_however_many_devices_there_are(
     mirror: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,6 +177,7 @@ def test_several_models_are_rows_of_one_table_and_lines_of_one_plot(
     assert ">other<" in (tmp_path / "out" / "perplexity.svg").read_text()
 
 
+@pytest.mark.usefixtures("native_bf16")
 def test_models_of_one_name_are_told_apart_by_what_was_typed(
     model: Path, data: Path, tmp_path: Path
 ) -> None:

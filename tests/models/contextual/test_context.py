@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tokenizers.normalizers import BertNormalizer
 from embedkit.errors import UserError
 from embedkit.models import encoding, hub
 from embedkit.models.contextual.context import Context, Embeddings, similarity
+from embedkit.models.contextual.export import write_contextual
 from embedkit.models.contextual.model import Contextual
 from embedkit.recipe import ContextualConfig, Optim
 from embedkit.tokens.batch import TokenBatch
@@ -203,9 +205,39 @@ def test_a_saved_context_is_the_same_context(model: Contextual, tmp_path: Path) 
     context.save(tmp_path / "new" / "corpus.safetensors")
     again = Context.load(tmp_path / "new" / "corpus.safetensors")
     assert again.hash == context.hash
-    assert (again.corpus_size, again.seed, again.model) == (4, 5, model.identity)
+    assert (again.corpus_size, again.seed, again.model) == (4, 5, model.weights_identity)
     queries = model.encode(TEXTS, context=again)
     assert similarity(queries, model.encode(CORPUS, context=context)).shape == (4, 4)
+
+
+@pytest.mark.parametrize(("built", "served"), [(torch.bfloat16, None), (None, torch.bfloat16)])
+def test_a_context_serves_its_weights_in_any_arithmetic(
+    built: torch.dtype | None, served: torch.dtype | None, model: Contextual, tmp_path: Path
+) -> None:
+    model.autocast = built
+    model.build_context(CORPUS).save(tmp_path / "corpus.safetensors")
+    documents = model.encode(CORPUS, context=Context.load(tmp_path / "corpus.safetensors"))
+    identity = model.identity
+    model.autocast = served
+    context = Context.load(tmp_path / "corpus.safetensors")
+    queries = model.encode(TEXTS, context=context)
+    tokens = TokenBatch.from_lists(
+        model.tokenizer([f"document: {text}" for text in TEXTS], truncation=True)["input_ids"]
+    )
+    expected = model.eval()(tokens, context.vectors).detach()
+    np.testing.assert_allclose(queries.vectors, expected, atol=1e-5 if served is None else 1e-2)
+    assert similarity(queries, documents).shape == (4, 4)
+    write_contextual(model, tmp_path / "frozen", context=context)
+    # A vector that is cached for one arithmetic must not be found by the other.
+    assert model.identity != identity
+
+
+def test_a_context_of_an_earlier_version_is_read_in_its_own_arithmetic(model: Contextual) -> None:
+    context = replace(model.build_context(CORPUS), model=model.identity)
+    model.encode(TEXTS, context=context)
+    model.autocast = torch.bfloat16
+    with pytest.raises(UserError, match=r"made by another model than .*; build it anew"):
+        model.encode(TEXTS, context=context)
 
 
 def test_a_file_that_is_no_context_is_refused(model: Contextual, tmp_path: Path) -> None:
