@@ -28,14 +28,14 @@ def test_auto_is_what_the_cpu_multiplies(native_bf16: str) -> None:
     assert precision.autocast_dtype("fp32", CPU) is None
 
 
-def test_a_recipe_takes_fewer_steps_where_bf16_is_not_native(native_bf16: str) -> None:
-    resolved, line = precision.resolve(recipe(fp32_steps=3), CPU)
+def test_a_recipe_has_as_many_steps_whatever_the_cpu_multiplies(native_bf16: str) -> None:
+    resolved, line = precision.resolve(recipe(), CPU)
     expected = {
-        "present": ("bf16", 9, "bf16"),
-        "absent": ("fp32", 3, "fp32 (this CPU has no native bf16; 3 steps instead of 9)"),
+        "present": ("bf16", "bf16"),
+        "absent": ("fp32", "fp32 (this CPU has no native bf16)"),
     }
-    assert (resolved.precision, resolved.steps, line) == expected[native_bf16]
-    assert resolved.fp32_steps is None
+    assert (resolved.precision, line) == expected[native_bf16]
+    assert resolved.steps == 9
     # What is resolved once stays so elsewhere.
     assert precision.resolve(resolved, CPU) == (resolved, resolved.precision)
 
