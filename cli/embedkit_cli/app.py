@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -153,9 +154,34 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        if _is_main():
-            sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        _tell(" ".join(str(error).split()))
         sys.exit(2)
+    except Exception:
+        if "RANK" in os.environ:
+            _end_after_another_rank()
+        raise
+
+
+def _tell(mistake: str) -> None:
+    """Print a mistake, with the rank where it is not rank 0; what many ranks find is told once."""
+    rank = os.environ.get("RANK")
+    if rank is not None:
+        from embedkit import distributed
+
+        if not distributed.is_first_to_tell(mistake):
+            return
+    found_by = "" if _is_main() else f"rank {rank}: "
+    sys.stderr.write(f"error: {found_by}{mistake}\n")
+
+
+def _end_after_another_rank() -> None:
+    """End quietly if another rank has failed before, which is why this one fails."""
+    from embedkit import distributed
+
+    if not distributed.fails_first():
+        # Meanwhile torchrun ends this rank, and reports the one that failed first.
+        time.sleep(distributed.PATIENCE)
+        sys.exit(1)
 
 
 @contextmanager

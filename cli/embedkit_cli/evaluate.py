@@ -102,7 +102,8 @@ def eval_mteb(
         raise UserError("--output is missing: name the folder that the results go to")
     # An estimate is of one device.
     if devices is not None and not estimate and "RANK" not in os.environ:
-        _start_torchrun(devices)
+        _run_on_devices(devices)
+        return
     is_main = os.environ.get("RANK", "0") == "0"
     if estimate and not is_main:
         return
@@ -148,8 +149,15 @@ def _check_choice(
             raise UserError(f"--task-dir {folder}: no such folder")
 
 
-def _start_torchrun(devices: int) -> None:
-    """Become torchrun, which runs this command once for each device."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+def _run_on_devices(devices: int) -> None:
+    """Run this command under torchrun, once for each device, and end as the ranks do."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main
+
     ranks = ["--nproc-per-node", str(devices), "-m", "embedkit_cli"]
-    os.execv(sys.executable, [*launcher, *ranks, *sys.argv[1:]])
+    try:
+        main(["--standalone", *ranks, *sys.argv[1:]])
+    except ChildFailedError as failed:
+        _, first = failed.get_first_failure()
+        # A rank that a signal has ended has the signal's number below zero.
+        raise typer.Exit(max(first.exitcode, 1)) from None

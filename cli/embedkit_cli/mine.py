@@ -1,10 +1,12 @@
 """``embedkit mine``: hard negatives for a source of pairs."""
 
+import os
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
+from embedkit.errors import UserError
 from embedkit_cli.dtype import Precision, check_dtype
 
 Source = Annotated[
@@ -71,6 +73,8 @@ def mine(
     Run again after an interruption, it continues; --output is written whole or not at all.
     """
     check_dtype(dtype)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("embedkit mine works in one process: start it without torchrun")
     from embedkit.mining import mine_source
     from embedkit.mining.settings import MiningOptions
 

@@ -1,7 +1,9 @@
 """Ranks: who I am, what the others hold. The only user of ``torch.distributed``."""
 
 import atexit
+import hashlib
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -10,6 +12,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
 from embedkit.errors import UserError
@@ -18,6 +22,10 @@ ResultT = TypeVar("ResultT")
 
 _BUCKET_ELEMENTS = 16 * 2**20
 """Gradients averaged in one collective: 64 MiB of fp32."""
+PATIENCE = 5.0
+"""Seconds that a rank which fails waits for another one to tell the reason."""
+_FAILED = "embedkit/failed"
+"""Key of the number of ranks that have failed."""
 
 
 @contextmanager
@@ -93,6 +101,44 @@ def on_main(work: Callable[[], ResultT]) -> ResultT:
         raise box[0]
     result: ResultT = box[0]
     return result
+
+
+def fails_first() -> bool:
+    """Note that this rank fails, and return whether no other one has failed before it.
+
+    A rank that fails leaves the others in a collective that cannot end: their errors follow from
+    its end and tell nothing. Ranks that torchrun has not started know nothing of each other here.
+    """
+    store = _launcher_store()
+    return store is None or store.add(_FAILED, 1) == 1
+
+
+def is_first_to_tell(mistake: str) -> bool:
+    """Return whether this rank is the one that prints a mistake, which others may find too.
+
+    Rank 0 is asked first: another rank waits a moment for it. A group need not be joined yet.
+    """
+    store = _launcher_store()
+    if store is None:
+        return True
+    store.add(_FAILED, 1)
+    told = f"embedkit/{hashlib.sha256(mistake.encode()).hexdigest()}"
+    until = time.monotonic() + (PATIENCE if os.environ["RANK"] != "0" else 0)
+    # Asked again and again, since a wait that runs out prints a warning of torch's.
+    while time.monotonic() < until and not store.check([told]):
+        time.sleep(0.1)
+    return store.add(told, 1) == 1
+
+
+def _launcher_store() -> Store | None:
+    """Connect to the store that torchrun keeps for its ranks; it outlives each of them.
+
+    Ranks that torchrun starts anew after a failure find it empty.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    store, _, _ = next(rendezvous("env://"))
+    return store
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:

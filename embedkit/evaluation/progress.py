@@ -11,14 +11,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 
 def progress_bar(console: Console | None, total: int) -> Progress:
-    """A bar with one task, of ``total`` steps, on standard error by default."""
+    """A bar with one task, of ``total`` steps, on standard error by default.
+
+    Where that is no terminal nothing is drawn, and lines printed to its console come out at once.
+    """
+    console = console or Console(stderr=True)
     bar = Progress(
         SpinnerColumn(),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.description}", markup=False),
-        console=console or Console(stderr=True),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
     bar.add_task("", total=total)
     return bar

@@ -1,12 +1,17 @@
-"""``metrics.jsonl``: a line for every step, and the trackers that may watch beside it."""
+"""What a run tells of its steps: ``metrics.jsonl``, trackers, and a bar or lines for a reader."""
 
 import importlib.util
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from rich import progress
+from rich.console import Console
+from rich.table import Column
 from torch import Tensor
 
 from embedkit.errors import UserError
@@ -81,6 +86,52 @@ class Metrics:
             self.write()
         for tracker in self._trackers:
             tracker.close()
+
+
+class Progress:
+    """Shows how far some work has come: a bar on a terminal, a line for each remark elsewhere.
+
+    A context manager. A line is flushed at once, so that a log can be followed while it grows.
+    """
+
+    def __init__(self, console: Console, work: str, total: int, done: int = 0) -> None:
+        self._console, self._work, self._total, self._done = console, work, total, done
+        self._start, self._began = done, time.monotonic()
+        # In a narrow terminal the bar gives way, and the numbers stay whole.
+        whole = Column(no_wrap=True)
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(table_column=whole),
+            progress.TextColumn("{task.fields[remark]}", markup=False),
+            progress.TimeRemainingColumn(table_column=whole),
+            progress.TextColumn("left"),
+            console=console,
+            disable=console.quiet or not console.is_terminal,
+        )
+        self._task = self._bar.add_task(work, total=total, completed=done, remark="")
+
+    def advance(self) -> None:
+        """Count one more that is done."""
+        self._done += 1
+        self._bar.advance(self._task)
+
+    def remark(self, text: str) -> None:
+        """Say something of what was done last; at least one has to be done."""
+        self._bar.update(self._task, remark=text)
+        if not self._console.is_terminal:
+            pace = (time.monotonic() - self._began) / (self._done - self._start)
+            left = timedelta(seconds=round(pace * (self._total - self._done)))
+            line = f"{self._work} {self._done}/{self._total}  {text}  {left} left"
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        self._began = time.monotonic()
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._bar.stop()
 
 
 def check_trackers(names: Sequence[str]) -> None:

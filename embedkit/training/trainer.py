@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.console import Console
 from torch import Tensor, nn
 
 from embedkit import distributed, rng
@@ -22,7 +16,7 @@ from embedkit.errors import UserError
 from embedkit.recipe import Training
 from embedkit.training import checkpoint, flops
 from embedkit.training.interrupt import StopRequest
-from embedkit.training.metrics import Metrics
+from embedkit.training.metrics import Metrics, Progress
 from embedkit.training.optim import build_optimizer, lr_at, set_lr
 
 
@@ -109,8 +103,8 @@ class Trainer(Generic[BatchT]):
         numbers = range(start * per_step, self._steps * per_step)
         stream = self._batches(numbers)
         self._model.train()
-        with StopRequest() as stop, _progress() as progress:
-            bar = progress.add_task("train", total=self._steps, completed=start, line="")
+        console = Console(quiet=not distributed.is_main())
+        with StopRequest() as stop, Progress(console, "step", self._steps, start) as progress:
             for step in range(start, self._steps):
                 began = time.perf_counter()
                 source, values = self._step(step, stream)
@@ -118,7 +112,7 @@ class Trainer(Generic[BatchT]):
                 values["seconds"] = time.perf_counter() - began
                 done = step + 1
                 stopping = distributed.any_rank(stop.asked, self._device)
-                self._record(done, source, values, progress, bar, flush=stopping)
+                self._record(done, source, values, progress, flush=stopping)
                 if stopping or done % self._recipe.checkpoints.every == 0 or done == self._steps:
                     self._save(done)
                 if done == self._steps:
@@ -162,18 +156,16 @@ class Trainer(Generic[BatchT]):
         source: str,
         values: dict[str, Any],
         progress: Progress,
-        bar: Any,
         *,
         flush: bool,
     ) -> None:
         if distributed.is_main():
             self._metrics.add(done, source, values)
-        progress.advance(bar)
+        progress.advance()
         saving = done % self._recipe.checkpoints.every == 0
         if flush or saving or done % self._recipe.logging.every == 0 or done == self._steps:
             # What cannot go on ends on every rank.
-            line = distributed.on_main(lambda: _line(self._metrics.write()))
-            progress.update(bar, line=line)
+            progress.remark(distributed.on_main(lambda: _line(self._metrics.write())))
 
     def _save(self, done: int) -> None:
         state = checkpoint.captured(self._model, self._optimizer)
@@ -185,7 +177,7 @@ class Trainer(Generic[BatchT]):
 
 
 def _line(block: Sequence[Mapping[str, Any]]) -> str:
-    """What the progress bar says of the steps written last.
+    """Sum up the steps that were written last in a few words.
 
     Raises:
         UserError: a loss or a gradient is not finite.
@@ -197,16 +189,6 @@ def _line(block: Sequence[Mapping[str, Any]]) -> str:
                 f"{line['grad_norm']}; start anew with a lower optim.lr or more optim.warmup_steps"
             )
     rate = sum(line["tokens"] for line in block) / sum(line["seconds"] for line in block)
-    last = block[-1]
-    return f"loss {last['loss']:.3f}  lr {last['lr']:.1e}  {rate:,.0f} tokens/s"
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[line]}"),
-        disable=not distributed.is_main(),
-    )
+    last, sources = block[-1], {line["source"] for line in block}
+    source = f"  {last['source']}" if len(sources) == 1 else ""
+    return f"loss {last['loss']:.3f}  lr {last['lr']:.1e}{source}  {rate:,.0f} tokens/s"

@@ -2,14 +2,16 @@ import subprocess
 import sys
 import tomllib
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from embedkit_cli.app import app, main
+from support.ranks import launcher_store, run_on_ranks
 from support.small_runs import STEPS
 from typer.testing import CliRunner
 
-from embedkit import api
+from embedkit import api, distributed
 from embedkit.config import validated
 from embedkit.recipe import Recipe, load_recipe
 from embedkit.training.trainer import Interrupted
@@ -99,12 +101,78 @@ def test_exit_codes_tell_success_from_mistakes(monkeypatch: pytest.MonkeyPatch) 
     assert exit_code(monkeypatch, "no-such-command") == 2
 
 
-def test_only_the_main_rank_tells_a_mistake(
+def lines_of_ranks(capfd: pytest.CaptureFixture[str], body: Callable[..., None]) -> list[str]:
+    """What two ranks of one launcher print on standard error."""
+    capfd.readouterr()
+    with launcher_store():
+        run_on_ranks(2, body)
+    return capfd.readouterr().err.splitlines()
+
+
+def check_exit_code(expected: int, *words: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed, "PATIENCE", 0.5)
+        assert exit_code(patch, *words) == expected
+
+
+def test_a_mistake_that_every_rank_finds_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+    (line,) = lines_of_ranks(capfd, every_rank_is_wrong)
+    assert line.startswith("error: startr: not a name under recipes/")
+
+
+def every_rank_is_wrong() -> None:
+    check_exit_code(2, "show", "startr")
+
+
+def test_a_mistake_on_another_rank_is_told_with_its_number(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (line,) = lines_of_ranks(capfd, one_rank_is_wrong)
+    assert line.startswith("error: rank 1: startr: not a name under recipes/")
+
+
+def one_rank_is_wrong() -> None:
+    if distributed.rank() == 1:
+        check_exit_code(2, "show", "startr")
+
+
+def test_ranks_tell_the_mistakes_in_which_they_differ(capfd: pytest.CaptureFixture[str]) -> None:
+    other, one = sorted(lines_of_ranks(capfd, each_rank_is_wrong_in_its_way))
+    assert one.startswith("error: recipe-0: not a name under recipes/")
+    assert other.startswith("error: rank 1: recipe-1: not a name under recipes/")
+
+
+def each_rank_is_wrong_in_its_way() -> None:
+    check_exit_code(2, "show", f"recipe-{distributed.rank()}")
+
+
+def test_an_error_that_follows_from_the_end_of_another_rank_is_not_told(
+    small_recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capfd.readouterr()
+    with launcher_store():
+        run_on_ranks(2, leave_the_other_alone, small_recipe, tmp_path / "run")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: rank 1: startr: not a name under recipes/")
+
+
+def leave_the_other_alone(recipe: Path, output: Path) -> None:
+    if distributed.rank() == 1:
+        # Then this rank leaves the group, in which the other one waits.
+        check_exit_code(2, "show", "startr")
+    else:
+        check_exit_code(1, "finetune", "--recipe", str(recipe), "--output", str(output))
+
+
+def test_mining_under_torchrun_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("RANK", "1")
-    assert exit_code(monkeypatch, "show", "startr") == 2
-    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    words = ("mine", "--source", "pairs", "--model", "starter", "--output", "mined")
+    assert exit_code(monkeypatch, *words) == 2
+    assert capsys.readouterr().err == (
+        "error: embedkit mine works in one process: start it without torchrun\n"
+    )
 
 
 @pytest.mark.parametrize(

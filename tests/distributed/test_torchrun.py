@@ -1,6 +1,7 @@
 """Two ranks on one CPU: forked for most, and by the real torchrun once."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -135,5 +136,39 @@ def diverge(recipe: Path, output: Path) -> None:
 def test_under_torchrun_a_mistake_is_told_once(tmp_path: Path) -> None:
     done = torchrun("finetune", "--recipe", "startr", "--output", str(tmp_path / "run"))
     assert done.returncode != 0
-    assert done.stderr.count("error: startr: not a name under recipes/") == 1
+    assert done.stderr.count("startr: not a name under recipes/") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_under_torchrun_a_mistake_of_one_rank_ends_the_others(recipe: Path, tmp_path: Path) -> None:
+    # Rank 0 alone has its data; meanwhile it waits for rank 1.
+    shutil.copy(recipe.with_name("pairs.toml"), tmp_path / "pairs-0.toml")
+    alone = tmp_path / "alone.toml"
+    pairs = str(recipe.with_name("pairs.toml"))
+    alone.write_text(recipe.read_text().replace(pairs, f"{tmp_path}/pairs-$RANK.toml"))
+    done = torchrun("finetune", "--recipe", str(alone), "--output", str(tmp_path / "run"))
+    lines = done.stderr.splitlines()
+    (line,) = [line for line in lines if line.startswith("error: ")]
+    assert line.startswith("error: rank 1: ")
+    assert "pairs-$RANK.toml: no such file" in line
+    # The report of torchrun, which itself always ends with 1.
+    assert "exitcode  : 2 " in done.stderr
+    assert "[rank0]: Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_devices_end_with_the_exit_code_of_the_ranks(tmp_path: Path) -> None:
+    words = ("--model", str(tmp_path / "none"), "--task-dir", str(tmp_path), "--devices", "2")
+    command = [str(Path(sys.executable).with_name("embedkit")), "eval-mteb", *words]
+    done = subprocess.run(
+        [*command, "--output", str(tmp_path / "out")],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert lines == [f"error: {tmp_path / 'none'}: no such folder"]
+    assert "Traceback" not in done.stderr

@@ -2,12 +2,14 @@
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.multiprocessing.spawn import start_processes
 
 _PATIENCE = timedelta(seconds=120)
@@ -29,6 +31,17 @@ def run_on_ranks(world_size: int, body: Callable[..., object], *args: object) ->
             nprocs=world_size,
             start_method="fork",
         )
+
+
+@contextmanager
+def launcher_store() -> Iterator[None]:
+    """Keep a store as torchrun's agent does, for ranks that are started meanwhile."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MASTER_ADDR", "127.0.0.1")
+        patch.setenv("MASTER_PORT", str(store.port))
+        patch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+        yield
 
 
 def _join(

@@ -1,4 +1,5 @@
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +65,9 @@ def train(
     **changes: Any,
 ) -> tuple[nn.Linear, LeastSquares]:
     """Train on the given rows, batch by batch."""
-    accumulation = changes.pop("accumulation", 1)
+    accumulation = changes.pop("gradient_accumulation_steps", 1)
     checkpoints = changes.pop("checkpoints", {"every": 1000})
+    logging = changes.pop("logging", {"every": 1})
     optim = {
         "lr": 0.1,
         "schedule": "constant",
@@ -79,7 +81,7 @@ def train(
         "model": "none",
         "data": {"batch_size": 1, "mix": [{"manifest": "points"}]},
         "optim": optim,
-        "logging": {"every": 1},
+        "logging": logging,
         "checkpoints": checkpoints,
     }
     folder.mkdir(exist_ok=True)
@@ -241,3 +243,20 @@ def test_what_is_due_between_steps_is_due_where_a_run_was_cut_off_too(
     called: list[int] = []
     train(tmp_path, [[0]] * 4, start=start, after_step=called.append)
     assert called == expected
+
+
+@pytest.mark.parametrize(("start", "expected"), [(0, ["2", "4", "5"]), (3, ["4", "5"])])
+def test_a_log_has_a_line_as_often_as_numbers_are_written(
+    start: int, expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, [[0]] * 5, start=start, logging={"every": 2})
+    pattern = r"step (\d)/5  loss \d\.\d{3}  lr 1\.0e-01  points  [\d,]+ tokens/s  0:00:00 left"
+    found = [re.fullmatch(pattern, line) for line in capsys.readouterr().out.splitlines()]
+    assert [match and match[1] for match in found] == expected
+
+
+def test_ranks_share_one_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    run_on_ranks(2, train, tmp_path / "run", [[0], [1], [2]])
+    steps = [line.split("  ")[0] for line in capfd.readouterr().out.splitlines()]
+    assert steps == ["step 1/3", "step 2/3", "step 3/3"]
