@@ -1,11 +1,14 @@
 """Ranks and sharding: the only user of ``torch.distributed``. Imports ``errors`` alone."""
 
 from embedkit.distributed.ranks import (
+    PATIENCE,
     any_rank,
     average_gradients,
     barrier,
+    fails_first,
     gather,
     group,
+    is_first_to_tell,
     is_main,
     local_device,
     max_over_ranks,
@@ -17,11 +20,14 @@ from embedkit.distributed.ranks import (
 )
 
 __all__ = [
+    "PATIENCE",
     "any_rank",
     "average_gradients",
     "barrier",
+    "fails_first",
     "gather",
     "group",
+    "is_first_to_tell",
     "is_main",
     "local_device",
     "max_over_ranks",
