@@ -34,7 +34,7 @@ from transformers import AutoModel, BertConfig, BertModel
 from embedkit import distributed
 from embedkit.data.pairs.contrastive_batches import ContrastiveBatch
 from embedkit.models import hub
-from embedkit.models.backbones import Backbone
+from embedkit.models.backbones import PaddedBackbone
 from embedkit.models.embedder import Embedder
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.recipe import Contrastive
@@ -64,7 +64,7 @@ def embedder(name: str) -> Embedder:
     else:
         network = AutoModel.from_pretrained(hub.resolve(name))
     model = Embedder(
-        Backbone(network, pad_id=0),
+        PaddedBackbone(network, pad_id=0),
         tokenizer,
         pooling="mean",
         include_prompt=True,

@@ -86,7 +86,7 @@ def in_context(model: Contextual, documents: Sequence[str], prompts: Mapping[str
     context = model.build_context(documents, num_documents=len(documents), seed=0, prompt=prompt)
 
     def encode(texts: Sequence[str], side: str) -> Vectors:
-        return model.encode(texts, context=context, kind="query", prompt=prompts[side]).vectors
+        return model.encode(texts, context=context, role="query", prompt=prompts[side]).vectors
 
     return encode
 

@@ -5,7 +5,7 @@ import torch
 from embedkit.config import differences
 from embedkit.errors import UserError
 from embedkit.models import hub, lora
-from embedkit.models.backbones import Backbone, NeoBERTBackbone
+from embedkit.models.backbones import Backbone, PaddedBackbone
 from embedkit.models.contextual.loading import is_contextual, load_contextual
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.contextual.prefix import KERNELS
@@ -83,9 +83,9 @@ def _two_stages(recipe: Recipe, autocast: torch.dtype | None, device: torch.devi
     return model
 
 
-def _check_attention(recipe: Recipe, second: Backbone | NeoBERTBackbone) -> None:
+def _check_attention(recipe: Recipe, second: Backbone) -> None:
     wanted = recipe.embedder.attention
-    if isinstance(second, Backbone) and wanted not in (None, *KERNELS):
+    if isinstance(second, PaddedBackbone) and wanted not in (None, *KERNELS):
         raise UserError(
             f'embedder.attention = "{wanted}": which context a text of {recipe.model} reads is '
             f"said by a mask, and this kernel takes none; set one of {', '.join(KERNELS)}"

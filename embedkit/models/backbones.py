@@ -1,5 +1,6 @@
 """Encoders of transformers, fed with unpadded tokens: padding is made and undone here alone."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -20,20 +21,35 @@ _OF_NO_VECTOR = ("_name_or_path", "architectures", "dropout", "dtype", "init", "
 """Parts of the names under which a configuration says nothing of what is computed when encoding."""
 
 
-class Backbone(nn.Module):
-    """A Hugging Face encoder as a function from tokens to their hidden states.
+class Backbone(nn.Module, ABC):
+    """An encoder as a function from tokens to their hidden states.
 
     Shapes: ``TokenBatch`` of T tokens -> ``(T, D)``, in the order of its ids.
     """
 
-    def __init__(self, model: PreTrainedModel, pad_id: int) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self._pad_id = pad_id
 
     @property
     def width(self) -> int:
+        """Features of a hidden state, D."""
         return int(self.model.config.hidden_size)
+
+    @abstractmethod
+    def forward(self, tokens: TokenBatch, prefix: Prefix | None = None) -> Tensor:
+        """Return the states of ``tokens``, read behind ``prefix`` where there is one."""
+
+
+class PaddedBackbone(Backbone):
+    """A Hugging Face encoder, which reads padded chunks of sequences that are alike in length.
+
+    Shapes: as ``Backbone``.
+    """
+
+    def __init__(self, model: PreTrainedModel, pad_id: int) -> None:
+        super().__init__(model)
+        self._pad_id = pad_id
 
     def forward(self, tokens: TokenBatch, prefix: Prefix | None = None) -> Tensor:
         """The states of ``tokens``, read behind ``prefix`` where there is one."""
@@ -58,19 +74,13 @@ class Backbone(nn.Module):
         return hidden.reshape(-1, hidden.shape[-1])[kept]
 
 
-class NeoBERTBackbone(nn.Module):
+class NeoBERTBackbone(Backbone):
     """A NeoBERT as a function from tokens to their hidden states, without padding anywhere.
 
     Shapes: as ``Backbone``.
     """
 
-    def __init__(self, model: NeoBERTModel) -> None:
-        super().__init__()
-        self.model = model
-
-    @property
-    def width(self) -> int:
-        return self.model.config.hidden_size
+    model: NeoBERTModel
 
     def forward(self, tokens: TokenBatch, prefix: Prefix | None = None) -> Tensor:
         """The states of ``tokens``, read behind ``prefix`` where there is one."""

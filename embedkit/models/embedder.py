@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -12,7 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from embedkit.models.backbones import Backbone, NeoBERTBackbone, shape_of
+from embedkit.errors import UserError
+from embedkit.models.backbones import Backbone, shape_of
+from embedkit.models.contextual.context import Context
+from embedkit.models.embedding_model import Role
 from embedkit.models.encoding import embed_texts, without_dropout
 from embedkit.models.pooling import first_by_text, mean_by_text
 from embedkit.storage.hashing import sha256_of
@@ -41,7 +45,7 @@ class Embedder(nn.Module):
 
     def __init__(
         self,
-        backbone: Backbone | NeoBERTBackbone,
+        backbone: Backbone,
         tokenizer: PreTrainedTokenizerBase,
         *,
         pooling: Pooling,
@@ -60,6 +64,7 @@ class Embedder(nn.Module):
         self.position_limit = position_limit
         self.name, self.autocast = name, autocast
         self.default_prompt_name = default_prompt_name
+        self.frozen: Context | None = None
 
     def forward(self, tokens: TokenBatch) -> Tensor:
         """Embed tokens. Shapes: B sequences of T tokens -> ``(B, D)``, unit-norm, fp32 or wider."""
@@ -72,34 +77,77 @@ class Embedder(nn.Module):
 
     @torch.inference_mode()
     def encode(
-        self, texts: str | Sequence[str], *, prompt: str = "", show_progress: bool = False
+        self,
+        texts: str | Sequence[str],
+        *,
+        role: Role | None = None,
+        prompt: str | None = None,
+        context: Context | None = None,
+        max_tokens: int | None = None,
+        show_progress: bool = False,
     ) -> NDArray[np.float32]:
-        """Embed texts, each behind ``prompt``, in any number.
+        """Embed texts in any number.
 
         Shapes: a list of n texts -> ``(n, D)``, one text -> ``(D,)``.
 
+        Args:
+            texts: a text or several.
+            role: the model's prompt of that name stands before each text; by default none does.
+            prompt: stands there instead.
+            context: refused, since a model of one stage reads none.
+            max_tokens: truncate texts to fewer tokens than ``self.max_tokens``.
+            show_progress: draw a bar.
+
         Raises:
-            UserError: something else than texts is given.
+            UserError: something else than texts is given, or a context.
         """
+        if context is not None:
+            raise UserError(f"context: {self.name} has one stage and reads none; leave it out")
+        prefix = self.prompts.get(role, "") if role and prompt is None else prompt or ""
         with without_dropout(self):
             return embed_texts(
                 texts,
-                prompt,
+                prefix,
                 self,
                 Tokenize(self.tokenizer),
-                width=self.backbone.width,
-                max_tokens=self.max_tokens,
+                width=self.width,
+                max_tokens=min(max_tokens or self.max_tokens, self.max_tokens),
                 device=self.device,
                 show_progress=show_progress,
             )
 
     def encode_query(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
         """Embed queries with the model's own prompt."""
-        return self.encode(texts, prompt=self.prompts.get("query", ""))
+        return self.encode(texts, role="query")
 
     def encode_document(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
         """Embed documents with the model's own prompt."""
-        return self.encode(texts, prompt=self.prompts.get("document", ""))
+        return self.encode(texts, role="document")
+
+    def save(self, folder: str | Path, *, card: str = "") -> None:
+        """Write a sentence-transformers folder that opens without embedkit.
+
+        Raises:
+            UserError: ``folder`` holds something that embedkit did not write.
+        """
+        from embedkit.models.export import write_model
+
+        write_model(self, Path(folder), card=card)
+
+    @property
+    def width(self) -> int:
+        """Features of a vector, D."""
+        return self.backbone.width
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether ``encode`` needs a ``context``: a model of one stage never does."""
+        return False
+
+    @property
+    def positions_before_text(self) -> int:
+        """Positions that every text costs besides its own tokens."""
+        return 0
 
     @property
     def device(self) -> torch.device:

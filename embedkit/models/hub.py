@@ -25,7 +25,7 @@ from transformers.utils.import_utils import (
 
 from embedkit.config import expand
 from embedkit.errors import UserError
-from embedkit.models.backbones import Backbone, NeoBERTBackbone, absolute_positions
+from embedkit.models.backbones import Backbone, NeoBERTBackbone, PaddedBackbone, absolute_positions
 from embedkit.models.embedder import Embedder
 from embedkit.models.eurobert import ORIGIN, from_eurobert
 from embedkit.models.heads import without_place
@@ -190,7 +190,7 @@ def _backbone(
     attention: str | None,
     device: torch.device,
     autocast: torch.dtype | None,
-) -> Backbone | NeoBERTBackbone:
+) -> Backbone:
     """An encoder's weights in fp32, behind the call that suits it."""
     config = load_config(model)
     if isinstance(config, NeoBERTConfig):
@@ -199,7 +199,7 @@ def _backbone(
         chosen = attention or _fastest_attention(config, device, autocast)
         loaded = _load_whole(AutoModel, encoder, model, chosen)
         if getattr(config, ORIGIN, None) != NeoBERTConfig.model_type:
-            return Backbone(loaded, pad_id=tokenizer.pad_token_id or 0)
+            return PaddedBackbone(loaded, pad_id=tokenizer.pad_token_id or 0)
         network = from_eurobert(loaded)
     if attention:
         network.set_attn_implementation(attention)

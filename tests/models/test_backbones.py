@@ -7,7 +7,7 @@ from support.tiny_neobert import tiny_neobert
 from torch import Tensor
 from transformers import RobertaConfig, RobertaModel
 
-from embedkit.models.backbones import Backbone, absolute_positions, padding_plan
+from embedkit.models.backbones import Backbone, PaddedBackbone, absolute_positions, padding_plan
 from embedkit.tokens.batch import TokenBatch
 
 SEQUENCES = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17], [18, 19, 20, 21], [22, 23]]
@@ -59,7 +59,7 @@ def alone(backbone: Backbone) -> Tensor:
 @pytest.mark.parametrize("chunk_cost", [0, 4, 1000])
 def test_padding_changes_no_hidden_state(chunk_cost: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(Backbone.forward.__globals__["_CHUNK_COST"], "cpu", chunk_cost)
-    backbone = Backbone(tiny_bert(vocabulary=64).double().eval(), pad_id=0)
+    backbone = PaddedBackbone(tiny_bert(vocabulary=64).double().eval(), pad_id=0)
     actual = backbone(TokenBatch.from_lists(SEQUENCES))
     torch.testing.assert_close(actual, alone(backbone))
 
@@ -75,12 +75,12 @@ def test_a_model_that_counts_positions_from_its_padding_id_agrees_too() -> None:
         max_position_embeddings=40,
         pad_token_id=1,
     )
-    backbone = Backbone(RobertaModel(config).double().eval(), pad_id=1)
+    backbone = PaddedBackbone(RobertaModel(config).double().eval(), pad_id=1)
     torch.testing.assert_close(backbone(TokenBatch.from_lists(SEQUENCES)), alone(backbone))
 
 
 def test_gradients_pass_through_padding() -> None:
-    whole, single = (Backbone(tiny_bert(vocabulary=64).double().eval(), 0) for _ in range(2))
+    whole, single = (PaddedBackbone(tiny_bert(vocabulary=64).double().eval(), 0) for _ in range(2))
     weights = torch.linspace(-1, 1, 19, dtype=torch.float64)[:, None]
     (whole(TokenBatch.from_lists(SEQUENCES)) * weights).sum().backward()
     (alone(single) * weights).sum().backward()
@@ -89,7 +89,7 @@ def test_gradients_pass_through_padding() -> None:
 
 
 def test_the_width_is_that_of_the_hidden_states() -> None:
-    backbone = Backbone(tiny_bert(vocabulary=64, width=24), pad_id=0)
+    backbone = PaddedBackbone(tiny_bert(vocabulary=64, width=24), pad_id=0)
     assert backbone.width == backbone(TokenBatch.from_lists([[1, 2]])).shape[1] == 24
 
 

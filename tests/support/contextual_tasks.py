@@ -6,7 +6,7 @@ import torch
 from support.tiny_bert import real_tokenizer, tiny_bert
 from torch import Tensor
 
-from embedkit.models.backbones import Backbone
+from embedkit.models.backbones import PaddedBackbone
 from embedkit.models.contextual.model import Contextual
 from embedkit.recipe import ContextualConfig
 from embedkit.tokens.batch import TokenBatch
@@ -39,8 +39,8 @@ def tiny_contextual(
         for parameter in first.parameters():
             parameter.copy_(parameter.roll(1, 0))
     model = Noting(
-        Backbone(first, pad_id=0),
-        Backbone(second, pad_id=0),
+        PaddedBackbone(first, pad_id=0),
+        PaddedBackbone(second, pad_id=0),
         real_tokenizer(),
         ContextualConfig(
             num_context=num_context, null_vector=null_vector, context_dropout=0.005 * null_vector

@@ -19,7 +19,7 @@ from transformers import (
     RobertaModel,
 )
 
-from embedkit.models.backbones import Backbone, NeoBERTBackbone
+from embedkit.models.backbones import Backbone, NeoBERTBackbone, PaddedBackbone
 from embedkit.models.contextual.model import Contextual
 from embedkit.recipe import ContextualConfig
 from embedkit.tokens.batch import TokenBatch
@@ -81,9 +81,7 @@ def _encoder(kind: str, dropout: float, sizes: dict[str, Any]) -> PreTrainedMode
     return ModernBertModel(config)
 
 
-def backbone(
-    kind: str, *, dropout: float = 0.0, seed: int = 0, **changes: Any
-) -> Backbone | NeoBERTBackbone:
+def backbone(kind: str, *, dropout: float = 0.0, seed: int = 0, **changes: Any) -> Backbone:
     if kind == "neobert":
         with torch.random.fork_rng(devices=()):
             sizes = {"vocab_size": 64, "hidden_size": WIDTH, "decoder_init_range": 0.4}
@@ -93,7 +91,7 @@ def backbone(
                 for parameter in model.parameters():
                     parameter.copy_(parameter.roll(seed, 0))
         return NeoBERTBackbone(model)
-    return Backbone(encoder(kind, dropout=dropout, seed=seed, **changes), pad_id=0)
+    return PaddedBackbone(encoder(kind, dropout=dropout, seed=seed, **changes), pad_id=0)
 
 
 def contextual(kind: str = "bert", *, dropout: float = 0.0, **settings: Any) -> Contextual:

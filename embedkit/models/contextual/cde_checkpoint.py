@@ -22,7 +22,7 @@ from transformers import (
 
 from embedkit.errors import UserError
 from embedkit.models import hub
-from embedkit.models.backbones import Backbone
+from embedkit.models.backbones import PaddedBackbone
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.st_config import read_json
 from embedkit.recipe import ContextualConfig
@@ -89,8 +89,8 @@ def read_published(
     second = _encoder(_under(weights, f"{_SECOND}backbone."), own, str(folder))
     settings = read_json(root / "config_sentence_transformers.json")
     model = Contextual(
-        Backbone(first, own.pad_token_id or 0),
-        Backbone(second, own.pad_token_id or 0),
+        PaddedBackbone(first, own.pad_token_id or 0),
+        PaddedBackbone(second, own.pad_token_id or 0),
         own,
         _shape(config, weights, second, output_residual),
         prompts={k: v for k, v in (settings.get("prompts") or _PROMPTS).items() if v is not None},

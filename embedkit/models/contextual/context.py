@@ -4,7 +4,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -77,6 +77,10 @@ class Embeddings:
 
     def __len__(self) -> int:
         return len(np.atleast_2d(self.vectors))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the vectors alone, for numpy; what they were made in is then forgotten."""
+        return np.array(self.vectors, dtype=dtype, copy=copy)
 
 
 def similarity(queries: Embeddings, documents: Embeddings) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from embedkit.errors import UserError
 from embedkit.models import hub
-from embedkit.models.backbones import Backbone, NeoBERTBackbone
+from embedkit.models.backbones import Backbone, NeoBERTBackbone, PaddedBackbone
 from embedkit.models.contextual.context import Context
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.eurobert import ORIGIN, from_eurobert, obstacle, to_eurobert
@@ -126,7 +126,7 @@ def _stock(network: PreTrainedModel, model: Contextual) -> PreTrainedModel:
 
 def _encoder(
     folder: Path, stage: str, config: Mapping[str, Any], weights: Mapping[str, Tensor], pad_id: int
-) -> Backbone | NeoBERTBackbone:
+) -> Backbone:
     # Its initial weights are drawn for nothing, but must not shift anyone else's randomness.
     with torch.random.fork_rng(devices=()), quietly():
         network = AutoModel.from_config(AutoConfig.for_model(**config))
@@ -142,7 +142,7 @@ def _encoder(
         ) from None
     if getattr(network.config, ORIGIN, None) == NeoBERTConfig.model_type:
         return NeoBERTBackbone(from_eurobert(network))
-    return Backbone(network, pad_id)
+    return PaddedBackbone(network, pad_id)
 
 
 def _under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -7,7 +7,8 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -18,19 +19,18 @@ from transformers import PreTrainedTokenizerBase
 
 from embedkit import rng
 from embedkit.errors import UserError
-from embedkit.models.backbones import Backbone, NeoBERTBackbone, shape_of
+from embedkit.models.backbones import Backbone, PaddedBackbone, shape_of
 from embedkit.models.contextual.context import Context, Embeddings
 from embedkit.models.contextual.prefix import prepare_to_read
 from embedkit.models.contextual.slots import Slots
 from embedkit.models.contextual.weights_hash import WeightsHash
 from embedkit.models.embedder import Embedder
+from embedkit.models.embedding_model import Role
 from embedkit.models.encoding import embed_texts, without_dropout
 from embedkit.models.pooling import mean_by_text
 from embedkit.recipe import ContextualConfig
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.tokenizer import Tokenize, identity_of
-
-Kind = Literal["query", "document"]
 
 
 class Contextual(nn.Module):
@@ -59,8 +59,8 @@ class Contextual(nn.Module):
 
     def __init__(
         self,
-        first: Backbone | NeoBERTBackbone | None,
-        second: Backbone | NeoBERTBackbone,
+        first: Backbone | None,
+        second: Backbone,
         tokenizer: PreTrainedTokenizerBase,
         config: ContextualConfig,
         *,
@@ -72,7 +72,7 @@ class Contextual(nn.Module):
         frozen: Context | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(second, Backbone):
+        if isinstance(second, PaddedBackbone):
             prepare_to_read(second.model, name)
         self.config, self.tokenizer = config, tokenizer
         self.prompts, self.name, self.autocast = dict(prompts), name, autocast
@@ -115,7 +115,7 @@ class Contextual(nn.Module):
         ).to(embedder.device)
 
     @property
-    def first(self) -> Backbone | NeoBERTBackbone | None:
+    def first(self) -> Backbone | None:
         """The encoder of context documents."""
         return self.second if self.config.tied else self._own_first
 
@@ -181,7 +181,7 @@ class Contextual(nn.Module):
         rows = rng.permuted(np.arange(count), max(len(corpus), 1), rng.fold_in(seed, "context"))
         texts = [corpus[int(row)] for row in rows]
         prefix = self.prompts.get("document", "") if prompt is None else prompt
-        vectors = self._embed(texts, prefix, self.embed_context, 0, show_progress)
+        vectors = self._embed(texts, prefix, self.embed_context, show_progress=show_progress)
         return Context(torch.from_numpy(vectors), self.weights_identity, len(corpus), seed)
 
     @torch.inference_mode()
@@ -189,18 +189,21 @@ class Contextual(nn.Module):
         self,
         texts: str | Sequence[str],
         *,
-        context: Context | None = None,
-        kind: Kind = "document",
+        role: Role | None = None,
         prompt: str | None = None,
+        context: Context | None = None,
+        max_tokens: int | None = None,
         show_progress: bool = False,
     ) -> Embeddings:
         """Embed texts, one or a list of any number, in ``context``.
 
         Args:
-            texts: of queries or of documents.
-            context: what ``build_context`` gave; may be left out where one is frozen.
-            kind: whose prompt stands before each text.
+            texts: queries or documents.
+            role: what they are; the prompt of that name stands before each text. By default they
+                are documents.
             prompt: stands there instead.
+            context: what ``build_context`` gave; may be left out where one is frozen.
+            max_tokens: truncate texts to fewer tokens than ``self.max_tokens``.
             show_progress: draw a bar.
 
         Raises:
@@ -216,15 +219,41 @@ class Contextual(nn.Module):
         if context is not self.frozen:
             self.check_made(context)
         vectors = context.vectors.to(self.device)
-        prefix = self.prompts.get(kind, "") if prompt is None else prompt
-        found = self._embed(
+        prefix = self.prompts.get(role or "document", "") if prompt is None else prompt
+        embedded = self._embed(
             texts,
             prefix,
             lambda tokens: self(tokens, vectors),
-            self.config.num_prefix,
-            show_progress,
+            overhead=self.positions_before_text,
+            max_tokens=max_tokens,
+            show_progress=show_progress,
         )
-        return Embeddings(found, context.hash)
+        return Embeddings(embedded, context.hash)
+
+    def save(self, folder: str | Path, *, card: str = "") -> None:
+        """Write a folder that ``SentenceTransformer(folder, trust_remote_code=True)`` opens.
+
+        Raises:
+            UserError: ``folder`` holds something that embedkit did not write.
+        """
+        from embedkit.models.contextual.export import write_contextual
+
+        write_contextual(self, Path(folder), card=card)
+
+    @property
+    def width(self) -> int:
+        """Features of a vector, D."""
+        return self.second.width
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether ``encode`` needs a ``context``: not where one is frozen."""
+        return self.frozen is None
+
+    @property
+    def positions_before_text(self) -> int:
+        """Positions that every text costs besides its own tokens."""
+        return self.config.num_prefix
 
     @property
     def device(self) -> torch.device:
@@ -269,10 +298,15 @@ class Contextual(nn.Module):
         texts: str | Sequence[str],
         prompt: str,
         embed: Callable[[TokenBatch], Tensor],
-        before: int,
+        *,
+        overhead: int = 0,
+        max_tokens: int | None = None,
         show_progress: bool,
     ) -> NDArray[np.float32]:
-        """``embed`` of all texts, a few tokens at a time; each text costs ``before`` more."""
+        """Apply ``embed`` to all texts, a few tokens at a time.
+
+        A text costs ``overhead`` positions besides its tokens.
+        """
         with without_dropout(self):
             return embed_texts(
                 texts,
@@ -280,14 +314,14 @@ class Contextual(nn.Module):
                 embed,
                 Tokenize(self.tokenizer),
                 width=self.second.width,
-                max_tokens=self.max_tokens,
+                max_tokens=min(max_tokens or self.max_tokens, self.max_tokens),
                 device=self.device,
-                overhead=before,
+                overhead=overhead,
                 show_progress=show_progress,
             )
 
 
-def _without_pooler(backbone: Backbone | NeoBERTBackbone) -> Backbone | NeoBERTBackbone:
+def _without_pooler(backbone: Backbone) -> Backbone:
     """The same without what would be neither used nor trained, and yet be stored."""
     network: Any = backbone.model
     if getattr(network, "pooler", None) is not None:

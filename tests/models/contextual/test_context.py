@@ -61,7 +61,7 @@ def test_texts_are_embedded_as_the_network_embeds_them(model: Contextual) -> Non
     context = model.build_context(CORPUS, seed=3)
     assert context.vectors.shape == (4, 32)
     assert (context.corpus_size, context.seed) == (4, 3)
-    found = model.encode(TEXTS, context=context, kind="query")
+    found = model.encode(TEXTS, context=context, role="query")
     ids = model.tokenizer(["query: " + text for text in TEXTS], truncation=True, max_length=128)
     tokens = TokenBatch.from_lists(ids["input_ids"])
     expected = model.eval()(tokens, context.vectors).detach()
@@ -103,8 +103,8 @@ def test_any_number_of_texts_gives_the_same_vectors(
 
 def test_queries_and_documents_get_the_models_prompts(model: Contextual) -> None:
     context = model.build_context(CORPUS)
-    query = model.encode(["a"], context=context, kind="query").vectors
-    document = model.encode(["a"], context=context, kind="document").vectors
+    query = model.encode(["a"], context=context, role="query").vectors
+    document = model.encode(["a"], context=context, role="document").vectors
     assert np.abs(query - document).max() > 1e-3
     literal = model.encode(["a"], context=context, prompt="query: ").vectors
     assert np.array_equal(literal, query)
@@ -124,7 +124,7 @@ def test_a_draw_depends_on_the_seed_alone(model: Contextual) -> None:
 
 def test_vectors_of_different_contexts_refuse_to_be_compared(model: Contextual) -> None:
     here, there = model.build_context(CORPUS), model.build_context(OTHER)
-    queries = model.encode(TEXTS, context=here, kind="query")
+    queries = model.encode(TEXTS, context=here, role="query")
     documents = model.encode(CORPUS, context=here)
     scores = similarity(queries, documents)
     np.testing.assert_allclose(scores, queries.vectors @ documents.vectors.T)

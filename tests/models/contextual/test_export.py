@@ -17,6 +17,7 @@ from embedkit.errors import UserError
 from embedkit.models.contextual.context import similarity
 from embedkit.models.contextual.export import read_contextual, write_contextual
 from embedkit.models.contextual.model import Contextual
+from embedkit.models.embedding_model import Role
 from embedkit.recipe import ContextualConfig
 
 CORPUS = [f"a document about {subject}" for subject in ("otters", "tides", "kilns", "ferns")]
@@ -69,12 +70,10 @@ def opened(folder: Path) -> Any:
     return SentenceTransformer(str(folder), device="cpu", trust_remote_code=True)
 
 
-def both_kinds(model: Contextual, documents: list[str] | None) -> NDArray[np.float32]:
+def both_roles(model: Contextual, documents: list[str] | None) -> NDArray[np.float32]:
     context = None if documents is None else model.build_context(documents)
-    kinds = ("query", "document")
-    return np.stack(
-        [model.encode(TEXTS, context=context, kind=kind).vectors for kind in kinds]  # type: ignore[arg-type]
-    )
+    roles: tuple[Role, ...] = ("query", "document")
+    return np.stack([model.encode(TEXTS, role=role, context=context).vectors for role in roles])
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -91,9 +90,9 @@ def test_an_export_gives_sentence_transformers_the_same_vectors(name: str, tmp_p
         theirs.encode(TEXTS, prompt_name=kind, dataset_embeddings=expected)
         for kind in ("query", "document")
     ]
-    np.testing.assert_allclose(np.stack(found), both_kinds(ours, CORPUS), atol=1e-5)
+    np.testing.assert_allclose(np.stack(found), both_roles(ours, CORPUS), atol=1e-5)
     alone = theirs.encode(TEXTS, dataset_embeddings=context[:0], prompt="query: ")
-    np.testing.assert_allclose(alone, both_kinds(ours, [])[0], atol=1e-5)
+    np.testing.assert_allclose(alone, both_roles(ours, [])[0], atol=1e-5)
     assert (tmp_path / "model" / "README.md").read_text() == "# mine\n"
 
 
@@ -117,7 +116,7 @@ def test_a_frozen_context_needs_nothing_passed(name: str, tmp_path: Path) -> Non
     write_contextual(ours, tmp_path / "model", context=context)
     theirs = opened(tmp_path / "model")
     found = [theirs.encode(TEXTS, prompt_name=kind) for kind in ("query", "document")]
-    expected = both_kinds(ours, CORPUS)
+    expected = both_roles(ours, CORPUS)
     np.testing.assert_allclose(np.stack(found), expected, atol=1e-5)
     with pytest.raises(ValueError, match="frozen context and no encoder"):
         theirs[0].build_context(CORPUS)
@@ -125,7 +124,7 @@ def test_a_frozen_context_needs_nothing_passed(name: str, tmp_path: Path) -> Non
     assert config["first"] is None
     assert config["frozen"]["hash"] == context.hash
     again = read_contextual(tmp_path / "model")
-    np.testing.assert_allclose(both_kinds(again, None), expected, atol=1e-5)
+    np.testing.assert_allclose(both_roles(again, None), expected, atol=1e-5)
     # In the same context, and so comparable.
     similarity(again.encode(TEXTS), ours.encode(TEXTS, context=context))
     with pytest.raises(UserError, match="frozen context and no encoder"):
@@ -162,7 +161,7 @@ def test_an_export_needs_no_embedkit(name: str, bare_python: Path, tmp_path: Pat
     vectors = tmp_path / "vectors.npy"
     code: list[str | Path] = [bare_python, "-c", ELSEWHERE, tmp_path / "model", vectors]
     run_bare([*code, "|".join(CORPUS), *TEXTS], cwd=tmp_path)
-    np.testing.assert_allclose(np.load(vectors), both_kinds(ours, CORPUS), atol=1e-5)
+    np.testing.assert_allclose(np.load(vectors), both_roles(ours, CORPUS), atol=1e-5)
 
 
 @pytest.fixture(scope="module")
