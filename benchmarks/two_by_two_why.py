@@ -31,10 +31,10 @@ from two_by_two import RECIPE
 
 from embedkit.data.batch_table import BatchTable
 from embedkit.data.pairs.records import Records
-from embedkit.evaluation.evaluate import load
 from embedkit.finetuning.mixture import open_mixture
 from embedkit.models.contextual.model import Contextual
-from embedkit.models.embedder import Embedder
+from embedkit.models.embedding_model import EmbeddingModel
+from embedkit.models.load import load
 from embedkit.recipe import load_recipe
 
 RESULTS = Path(__file__).parent / "results" / "two_by_two_why.md"
@@ -65,13 +65,13 @@ def measured(model: Path, runs: Path, batches: int) -> dict[str, float]:
 
 
 def encoders(
-    model: Embedder | Contextual, sources: Sequence[Records], place: int, rows: NDArray[np.int64]
+    model: EmbeddingModel, sources: Sequence[Records], place: int, rows: NDArray[np.int64]
 ) -> dict[str, Encode]:
     """How to embed ``rows`` of a source: in each context, if there are two stages."""
     own, other = sources[place], sources[(place + 1) % len(sources)]
     prompts = own.prompts.model_dump()
-    if isinstance(model, Embedder):
-        return {"": lambda texts, side: model.encode(texts, prompt=prompts[side])}
+    if not isinstance(model, Contextual):
+        return {"": lambda texts, side: np.asarray(model.encode(texts, prompt=prompts[side]))}
     contexts = {
         "its batch": documents(own, rows),
         "its source": documents(own, some(own, len(rows))),

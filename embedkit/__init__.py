@@ -4,13 +4,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embedkit.api import cluster, evaluate, finetune, load, pretrain
+    from embedkit.api import cluster, evaluate, finetune, pretrain
     from embedkit.data.batch_table import BatchTable
     from embedkit.data.pairs.records import Records
     from embedkit.data.text.texts import Texts
     from embedkit.errors import DataError, UserError
     from embedkit.mining.mine_source import mine
     from embedkit.models.export import export
+    from embedkit.models.load import load
     from embedkit.recipe import PretrainRecipe, Recipe, load_pretrain_recipe, load_recipe
 
 __all__ = [
@@ -44,7 +45,7 @@ _HOMES = {
     "evaluate": "api",
     "export": "models.export",
     "finetune": "api",
-    "load": "api",
+    "load": "models.load",
     "load_pretrain_recipe": "recipe",
     "load_recipe": "recipe",
     "mine": "mining.mine_source",

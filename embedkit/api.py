@@ -20,9 +20,8 @@ from embedkit.evaluation.mteb.estimate import Estimate
 from embedkit.evaluation.summary import Summary
 from embedkit.finetuning import run as finetuning
 from embedkit.finetuning.mixture import open_mixture
-from embedkit.models import hub, precision
-from embedkit.models.contextual.model import Contextual
-from embedkit.models.embedder import Embedder
+from embedkit.models.embedding_model import EmbeddingModel
+from embedkit.models.load import load, one_stage
 from embedkit.pretraining import run as pretraining
 from embedkit.recipe import (
     Instructions,
@@ -111,7 +110,7 @@ def pretrain(
 
 
 def evaluate(
-    model: str | Path | Embedder | Contextual,
+    model: str | Path | EmbeddingModel,
     tasks: Sequence[str | Path] = (),
     output: str | Path = "results",
     *,
@@ -166,7 +165,7 @@ def evaluate(
 
 
 def estimate(
-    model: str | Path | Embedder | Contextual,
+    model: str | Path | EmbeddingModel,
     tasks: Sequence[str | Path] = (),
     *,
     benchmark: str | None = None,
@@ -192,7 +191,7 @@ def cluster(
     recipe: Recipe | str | Path,
     output: str | Path,
     *,
-    surrogate: str | Path | Embedder = build.SURROGATE,
+    surrogate: str | Path | EmbeddingModel = build.SURROGATE,
     sources: Mapping[str, Records] | None = None,
     dtype: str = "auto",
     **options: Unpack[build.Options],
@@ -218,23 +217,11 @@ def cluster(
     with distributed.group(device):
         console = Console(stderr=True, quiet=not distributed.is_main())
         mixture = open_mixture(_as_recipe(recipe), sources)
-        model = surrogate if isinstance(surrogate, Embedder) else load(surrogate, dtype=dtype)
+        model = one_stage(surrogate, dtype=dtype, purpose="cluster")
         sizes = [source.batch_size for source in mixture.sources]
-        table = build.make(
-            mixture.records, sizes, model.to(device), Path(output), settings, console
-        )
+        table = build.make(mixture.records, sizes, model, Path(output), settings, console)
         distributed.on_main(partial(build.report, table, Path(output), settings, console))
     return table
-
-
-def load(model: str | Path, *, dtype: str = "auto") -> Embedder:
-    """Load an embedding model for use: on the GPU if there is one, else on the CPU.
-
-    Raises:
-        UserError: there is no such model, or it has parts that embedkit does not know.
-    """
-    device = distributed.local_device()
-    return hub.load(str(model), autocast=precision.autocast_dtype(dtype, device), device=device)
 
 
 def default_output(recipe: Training | str | Path) -> Path:
@@ -245,10 +232,8 @@ def default_output(recipe: Training | str | Path) -> Path:
     return Path("runs") / (Path(name).stem if name.endswith(".toml") else name)
 
 
-def _open(model: str | Path | Embedder | Contextual, dtype: str) -> Embedder | Contextual:
-    if isinstance(model, Embedder | Contextual):
-        return model
-    return evaluating.load(str(model), dtype=dtype)
+def _open(model: str | Path | EmbeddingModel, dtype: str) -> EmbeddingModel:
+    return load(model, dtype=dtype) if isinstance(model, str | Path) else model
 
 
 def _task_selection(

@@ -9,7 +9,6 @@ from typing import get_args
 
 from mteb.abstasks.abstask import AbsTask
 
-from embedkit import distributed
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.distributed_encoder import DistributedEncoder
 from embedkit.evaluation.encoding.encoders import CachedEncoder, TextEncoder, Truncated
@@ -22,10 +21,8 @@ from embedkit.evaluation.mteb.scoring import evaluate as score
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
 from embedkit.evaluation.recipe_tasks import tasks_of
 from embedkit.evaluation.summary import Summary
-from embedkit.models import hub, precision
-from embedkit.models.contextual.loading import is_contextual, load_contextual
 from embedkit.models.contextual.model import Contextual
-from embedkit.models.embedder import Embedder
+from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.recipe import Instructions, Recipe
 from embedkit.storage import cache
 from embedkit.tokens.prompts import benchmark_prompts
@@ -105,20 +102,8 @@ class Contexts:
                 raise UserError(f"{name} {value}: {reason}; leave it out")
 
 
-def load(model: str, *, dtype: str) -> Embedder | Contextual:
-    """Load a model of one or two stages for use: on the GPU if there is one, else on the CPU.
-
-    Raises:
-        UserError: there is no such model, or it has parts that embedkit does not know.
-    """
-    device = distributed.local_device()
-    autocast = precision.autocast_dtype(dtype, device)
-    read = load_contextual if is_contextual(model) else hub.load
-    return read(model, autocast=autocast, device=device)
-
-
 def evaluate(
-    model: Embedder | Contextual,
+    model: EmbeddingModel,
     selection: TaskSelection,
     output: Path,
     *,
@@ -161,7 +146,7 @@ def evaluate(
 
 
 def estimate(
-    model: Embedder | Contextual, selection: TaskSelection, contexts: Contexts | None = None
+    model: EmbeddingModel, selection: TaskSelection, contexts: Contexts | None = None
 ) -> Estimate:
     """What ``evaluate`` would encode and how long one such device takes; nothing is scored.
 
@@ -184,18 +169,16 @@ def estimate(
         )
 
 
-def _check(model: Embedder | Contextual, truncate_dim: int | None, contexts: Contexts) -> None:
+def _check(model: EmbeddingModel, truncate_dim: int | None, contexts: Contexts) -> None:
     """Find on every rank, and before anything is read, what the model cannot give."""
     if isinstance(model, Contextual):
         contexts.encoder(model)
-        width = model.second.width
     else:
         contexts.refuse(f"{model.name} has one stage and reads no context")
-        width = model.backbone.width
-    if truncate_dim is not None and not 1 <= truncate_dim <= width:
+    if truncate_dim is not None and not 1 <= truncate_dim <= model.width:
         raise UserError(
-            f"truncate_dim {truncate_dim}: {model.name} has vectors of {width} dimensions; "
-            f"choose from 1 to {width}"
+            f"truncate_dim {truncate_dim}: {model.name} has vectors of {model.width} dimensions; "
+            f"choose from 1 to {model.width}"
         )
 
 

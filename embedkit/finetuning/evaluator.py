@@ -11,7 +11,7 @@ from embedkit.evaluation.recipe_tasks import open_tasks
 from embedkit.evaluation.summary import Summary
 from embedkit.finetuning.mixture import Mixture
 from embedkit.models.contextual.model import Contextual
-from embedkit.models.embedder import Embedder
+from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.recipe import Evaluation
 from embedkit.tokens.prompts import benchmark_prompts
 from embedkit.training.run_folder import RunFolder
@@ -28,7 +28,7 @@ class Evaluator:
         self,
         wanted: Evaluation,
         folder: RunFolder,
-        model: Embedder | Contextual,
+        model: EmbeddingModel,
         mixture: Mixture,
     ) -> None:
         self._wanted, self._folder = wanted, folder

@@ -11,7 +11,6 @@ from typing import Any, Unpack
 from numpy.typing import NDArray
 from rich.console import Console
 
-from embedkit import distributed
 from embedkit.config import validated
 from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import DataError
@@ -25,8 +24,9 @@ from embedkit.mining.output_folder import RECORD, OutputFolder
 from embedkit.mining.search import ExactSearch, Search, torch_best
 from embedkit.mining.settings import Mining, MiningOptions
 from embedkit.mining.stored_vectors import stored_vectors
-from embedkit.models import hub, precision
 from embedkit.models.embedder import Embedder
+from embedkit.models.embedding_model import EmbeddingModel
+from embedkit.models.load import one_stage
 
 _PACKAGES = ("embedkit-neobert", "torch", "transformers")
 
@@ -42,7 +42,7 @@ class Mined:
 
 def mine(
     source: str | Path | Records,
-    model: str | Path | Embedder,
+    model: str | Path | EmbeddingModel,
     output: str | Path,
     *,
     dtype: str = "auto",
@@ -76,7 +76,7 @@ def mine(
     records = source if isinstance(source, Records) else open_records(source)
     if not len(records):
         raise DataError(f"{records.name}: has no rows to mine negatives for")
-    embedder = _on_device(model, dtype)
+    embedder = one_stage(model, dtype=dtype, purpose="mine")
     plan = {
         "source": {"name": records.name, "fingerprint": records.fingerprint},
         "model": {"name": embedder.name, "identity": embedder.identity},
@@ -92,14 +92,6 @@ def mine(
         audit = _Run(records, embedder, plan, wanted, work, console).write(place.output)
         place.publish(work / "result")
     return Mined(manifest, audit)
-
-
-def _on_device(model: str | Path | Embedder, dtype: str) -> Embedder:
-    device = distributed.local_device()
-    if isinstance(model, Embedder):
-        return model.to(device)
-    autocast = precision.autocast_dtype(dtype, device)
-    return hub.load(str(model), autocast=autocast, device=device)
 
 
 class _Run:

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
+import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from embedkit.models.contextual.context import Context
@@ -22,8 +23,6 @@ class EmbeddingModel(Protocol):
     tokenizer: PreTrainedTokenizerBase
     prompts: dict[str, str]
     """Literal prefixes by name, ``query`` and ``document`` above all."""
-    default_prompt_name: str | None
-    """The prompt that sentence-transformers and mteb apply where none is asked for."""
     max_tokens: int
     """The length that ``encode`` truncates texts to, special tokens included."""
     position_limit: int
@@ -34,12 +33,21 @@ class EmbeddingModel(Protocol):
     """A context that ``encode`` takes where none is given; ``None`` for a model of one stage."""
 
     @property
+    def default_prompt_name(self) -> str | None:
+        """The prompt that sentence-transformers and mteb apply where none is asked for."""
+        ...
+
+    @property
     def width(self) -> int:
         """Features of a vector, D."""
         ...
 
     @property
     def device(self) -> torch.device: ...
+
+    def to(self, device: torch.device) -> Self:
+        """Move the model to ``device``."""
+        ...
 
     @property
     def identity(self) -> str:
@@ -65,7 +73,7 @@ class EmbeddingModel(Protocol):
         context: Context | None = None,
         max_tokens: int | None = None,
         show_progress: bool = False,
-    ) -> ArrayLike:
+    ) -> NDArray[np.float32]:
         """Embed texts in any number.
 
         Shapes: a list of n texts -> ``(n, D)``, one text -> ``(D,)``; unit-norm, fp32.

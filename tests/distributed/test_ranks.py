@@ -4,6 +4,7 @@ from support.ranks import run_on_ranks
 from torch import Tensor, nn
 
 from embedkit import distributed
+from embedkit.distributed import ranks
 from embedkit.errors import UserError
 
 
@@ -85,7 +86,7 @@ def check_gradient_beside_gather() -> None:
 def test_gradients_become_their_mean_over_ranks(
     bucket: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distributed, "_BUCKET_ELEMENTS", bucket)
+    monkeypatch.setattr(ranks, "_BUCKET_ELEMENTS", bucket)
     run_on_ranks(2, check_average)
 
 

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import mine_hard_negatives
 
 import embedkit
-from embedkit.api import load
+from embedkit import load
 from embedkit.data.manifests.manifest import load_manifest
 from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import DataError, UserError
@@ -24,7 +24,7 @@ from embedkit.mining.corpus import Ids
 from embedkit.mining.mine_source import mine
 from embedkit.mining.search import ExactSearch, Scores
 from embedkit.mining.settings import SearchKind
-from embedkit.models.embedder import Embedder
+from embedkit.models.embedding_model import EmbeddingModel
 
 WORDS = ["amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jetty"]
 ROWS: list[dict[str, Any]] = [
@@ -35,7 +35,7 @@ ALL: dict[str, Any] = {"negatives": 3, "depth": 20, "margin_kind": "none"}
 
 
 @pytest.fixture(scope="module")
-def model(tiny_model: Path) -> Embedder:
+def model(tiny_model: Path) -> EmbeddingModel:
     return load(tiny_model, dtype="fp32")
 
 
@@ -45,7 +45,7 @@ def pairs_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_sentence_transformers_mines_the_same(
-    model: Embedder, tiny_model: Path, tmp_path: Path
+    model: EmbeddingModel, tiny_model: Path, tmp_path: Path
 ) -> None:
     rows = [{key: row[key] for key in ("query", "positive")} for row in ROWS]
     settings: dict[str, Any] = {"negatives": 4, "depth": 9, "margin": 0.02}
@@ -67,7 +67,7 @@ def test_sentence_transformers_mines_the_same(
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_damaged_vectors_are_encoded_again(
-    whole: bool, model: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: bool, model: EmbeddingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "cache"))
     first = mine(Records.from_rows(ROWS), model, tmp_path / "first", **ALL)
@@ -86,7 +86,7 @@ def test_damaged_vectors_are_encoded_again(
 
 
 def test_a_query_gets_none_of_its_positives_in_any_row_or_spelling(
-    model: Embedder, tmp_path: Path
+    model: EmbeddingModel, tmp_path: Path
 ) -> None:
     rows: list[dict[str, Any]] = [
         {"query": "heart attack", "positive": "Myocardial infarction"},
@@ -103,7 +103,7 @@ def test_a_query_gets_none_of_its_positives_in_any_row_or_spelling(
 
 
 def test_rows_of_one_label_are_never_negatives_of_each_other(
-    model: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: EmbeddingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Searched for a few at a time, so that most of what is found first is excluded.
     monkeypatch.setattr(candidates, "_FOUND", 10)
@@ -124,7 +124,7 @@ def test_rows_of_one_label_are_never_negatives_of_each_other(
 
 
 def test_a_query_of_many_positives_makes_no_other_search_for_more(
-    model: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: EmbeddingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, int]] = []
     top = ExactSearch.top
@@ -144,7 +144,7 @@ def test_a_query_of_many_positives_makes_no_other_search_for_more(
 
 
 def test_texts_are_encoded_behind_the_prompts_of_their_source(
-    model: Embedder, tmp_path: Path
+    model: EmbeddingModel, tmp_path: Path
 ) -> None:
     prompts = {"query": "heron grove: ", "document": "fjord: "}
     records = Records.from_rows(ROWS, prompts=prompts, max_document_tokens=5)
@@ -160,7 +160,7 @@ def test_texts_are_encoded_behind_the_prompts_of_their_source(
 
 
 def test_finetune_takes_two_steps_on_what_was_mined(
-    model: Embedder, tiny_model: Path, tmp_path: Path
+    model: EmbeddingModel, tiny_model: Path, tmp_path: Path
 ) -> None:
     described: dict[str, Any] = {
         "prompts": {"query": "q: "},
@@ -194,7 +194,9 @@ def test_finetune_takes_two_steps_on_what_was_mined(
 
 
 @pytest.mark.parametrize("search", ["faiss-flat", "faiss-ivf"])
-def test_faiss_mines_the_same_as_torch(search: SearchKind, model: Embedder, tmp_path: Path) -> None:
+def test_faiss_mines_the_same_as_torch(
+    search: SearchKind, model: EmbeddingModel, tmp_path: Path
+) -> None:
     pytest.importorskip("faiss")
     records = Records.from_rows(ROWS)
     mine(records, model, tmp_path / "torch", **ALL)
@@ -205,7 +207,7 @@ def test_faiss_mines_the_same_as_torch(search: SearchKind, model: Embedder, tmp_
     assert mined.audit.recall == (1.0 if search == "faiss-ivf" else None)
 
 
-def test_the_audit_counts_what_the_file_holds(model: Embedder, tmp_path: Path) -> None:
+def test_the_audit_counts_what_the_file_holds(model: EmbeddingModel, tmp_path: Path) -> None:
     mined = mine(Records.from_rows(ROWS), model, tmp_path / "mined", negatives=3, margin=0.05)
     rows, audit = pairs_of(tmp_path / "mined"), mined.audit
     negatives = [text for row in rows for text in row["negatives"]]
@@ -233,7 +235,7 @@ def test_a_negative_that_equals_a_positive_would_be_seen(tmp_path: Path) -> None
     assert inspect(tmp_path / "pairs.parquet") == (2, 2)
 
 
-def test_what_is_finished_is_only_read(model: Embedder, tmp_path: Path) -> None:
+def test_what_is_finished_is_only_read(model: EmbeddingModel, tmp_path: Path) -> None:
     records = Records.from_rows(ROWS)
     first = mine(records, model, tmp_path / "mined", **ALL)
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "mined").iterdir()}
@@ -243,7 +245,7 @@ def test_what_is_finished_is_only_read(model: Embedder, tmp_path: Path) -> None:
 
 
 def test_vectors_are_made_once_for_all_settings(
-    model: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: EmbeddingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = Records.from_rows(ROWS)
     mine(records, model, tmp_path / "one", **ALL)
@@ -253,7 +255,7 @@ def test_vectors_are_made_once_for_all_settings(
     assert [row["negatives"][2] for row in first] == [row["negatives"][0] for row in second]
 
 
-def refusal(records: Records, model: Embedder, output: Path, **options: Any) -> str:
+def refusal(records: Records, model: EmbeddingModel, output: Path, **options: Any) -> str:
     with pytest.raises(UserError) as refused:
         mine(records, model, output, **(ALL | options))
     assert "\n" not in str(refused.value)
@@ -261,7 +263,7 @@ def refusal(records: Records, model: Embedder, output: Path, **options: Any) -> 
 
 
 def test_another_source_model_or_setting_is_refused_by_name(
-    model: Embedder, tiny_model: Path, tmp_path: Path
+    model: EmbeddingModel, tiny_model: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "mined"
     mine(Records.from_rows(ROWS), model, output, **ALL)
@@ -276,7 +278,7 @@ def test_another_source_model_or_setting_is_refused_by_name(
     assert mined.audit.rows == len(ROWS)
 
 
-def test_a_manifest_that_was_edited_is_not_replaced(model: Embedder, tmp_path: Path) -> None:
+def test_a_manifest_that_was_edited_is_not_replaced(model: EmbeddingModel, tmp_path: Path) -> None:
     output = tmp_path / "mined"
     mine(Records.from_rows(ROWS), model, output, **ALL)
     manifest = output / "mined.toml"
@@ -293,7 +295,7 @@ def test_a_manifest_that_was_edited_is_not_replaced(model: Embedder, tmp_path: P
     assert {path.name for path in tmp_path.iterdir()} == {"mined"}
 
 
-def test_a_folder_of_something_else_is_left_alone(model: Embedder, tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_left_alone(model: EmbeddingModel, tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("1")
     for overwrite in (False, True):
@@ -302,14 +304,14 @@ def test_a_folder_of_something_else_is_left_alone(model: Embedder, tmp_path: Pat
     assert (tmp_path / "thesis" / "chapter").read_text() == "1"
 
 
-def test_a_source_without_rows_is_refused(model: Embedder, tmp_path: Path) -> None:
+def test_a_source_without_rows_is_refused(model: EmbeddingModel, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="rows: has no rows to mine negatives for"):
         mine(Records.from_rows([]), model, tmp_path / "mined")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_manifest_below_the_data_folder_moves_with_it(
-    model: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: EmbeddingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EMBEDKIT_DATA", str(tmp_path / "data"))
     mine(Records.from_rows(ROWS), model, tmp_path / "data" / "mined", **ALL)
@@ -318,7 +320,7 @@ def test_a_manifest_below_the_data_folder_moves_with_it(
     assert len(open_records(tmp_path / "moved" / "mined" / "mined.toml")) == len(ROWS)
 
 
-def test_what_a_source_holds_out_is_no_negative(model: Embedder, tmp_path: Path) -> None:
+def test_what_a_source_holds_out_is_no_negative(model: EmbeddingModel, tmp_path: Path) -> None:
     rows = [
         {"query": row["query"], "positive": row["positive"], "concept": row["query"]}
         for row in ROWS

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from embedkit import distributed
 from embedkit.evaluation.encoding.encoders import estimated_tokens
 from embedkit.models.contextual.context import Context
-from embedkit.models.contextual.model import Contextual
-from embedkit.models.embedder import Embedder
+from embedkit.models.embedding_model import EmbeddingModel
 
 ResultT = TypeVar("ResultT")
 
@@ -24,8 +23,8 @@ class EncodingFailedError(RuntimeError):
 class DistributedEncoder:
     """An encoder whose texts are encoded on all ranks, each its share of the estimated tokens.
 
-    Rank 0 works with it inside ``lead``, and meanwhile the others are in ``lead`` too, where they
-    encode what they are given::
+    Rank 0 works with it inside ``run_on_main``; the other ranks are in the same call, where they
+    encode what rank 0 gives them::
 
         encoder = DistributedEncoder(embedder)
         summary = encoder.run_on_main(lambda ranks: evaluate(ranks, tasks, output))
@@ -33,7 +32,7 @@ class DistributedEncoder:
     Elsewhere each rank encodes what it is given by itself.
     """
 
-    def __init__(self, model: Embedder | Contextual) -> None:
+    def __init__(self, model: EmbeddingModel) -> None:
         self._model, self._leading = model, False
         self.name, self.prompts = model.name, model.prompts
         self.default_prompt_name = model.default_prompt_name
@@ -83,8 +82,7 @@ class DistributedEncoder:
     def _share(self, texts: list[str], prompt: str, context: Context | None) -> NDArray[np.float32]:
         """Encode this rank's share of texts, and collect those of all."""
         tokens = estimated_tokens(texts, self._model.max_tokens)
-        if isinstance(self._model, Contextual):
-            tokens += self._model.config.num_prefix
+        tokens += self._model.positions_before_text
         shares = shares_by_tokens(tokens, distributed.world_size())
         mine = [texts[row] for row in shares[distributed.rank()].tolist()]
         device, error = self._model.device, None
@@ -100,9 +98,7 @@ class DistributedEncoder:
     def _here(
         self, texts: Sequence[str], prompt: str, context: Context | None
     ) -> NDArray[np.float32]:
-        if isinstance(self._model, Contextual):
-            return self._model.encode(texts, context=context, prompt=prompt).vectors
-        return self._model.encode(texts, prompt=prompt)
+        return np.asarray(self._model.encode(texts, prompt=prompt, context=context))
 
 
 def shares_by_tokens(tokens: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:

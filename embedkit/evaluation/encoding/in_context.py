@@ -23,7 +23,7 @@ class ContextualEncoder:
         seed: of the draw.
         num_documents: of a context; a smaller corpus is taken whole. By default as many as the
             model has slots.
-        ranks: those that share the encoding inside their ``lead``; by default it is done here.
+        ranks: share the encoding inside their ``run_on_main``; by default it is done on this rank.
 
     Raises:
         UserError: the model cannot read a context of so many documents.

@@ -21,7 +21,7 @@ from embedkit.evaluation.mteb.text_statistics import published, texts_of
 from embedkit.evaluation.progress import progress_bar, quiet_libraries
 from embedkit.evaluation.summary import as_text
 from embedkit.models.contextual.model import Contextual
-from embedkit.models.embedder import Embedder
+from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.tokens.tokenizer import Tokenize
 from embedkit.training.flops import wait
 
@@ -98,7 +98,7 @@ class Estimate:
 
 
 def estimate(
-    embedder: Embedder | Contextual,
+    model: EmbeddingModel,
     tasks: Sequence[AbsTask],
     *,
     instructions: Mapping[str, str],
@@ -112,27 +112,27 @@ def estimate(
     publishes are taken, so that nothing is fetched.
 
     Args:
-        embedder: The model, on its device.
+        model: The model, on its device.
         tasks: What ``select_tasks`` gives.
         instructions: Prefixes by the exact names of mteb's tasks, as in ``evaluate``.
         data_dir: Where mteb's tasks read instead of the hub.
         context_documents: Of each context of a contextual model, for the record.
         console: Where progress is shown; standard error by default.
     """
-    counting = _Counting(embedder)
+    counting = _Counting(model)
     parts = [part for task in tasks for part in leaves(task)]
     found: list[TaskEstimate] = []
     unknown: dict[str, str] = {}
-    contextual = isinstance(embedder, Contextual)
+    contextual = isinstance(model, Contextual)
     with quiet_libraries(), progress_bar(console, len(parts)) as progress:
         for part in parts:
             name = part.metadata.name
             progress.update(progress.task_ids[0], description=name)
             prompts = resolve_prompts(
                 part,
-                embedder.prompts,
+                model.prompts,
                 instructions,
-                default=embedder.default_prompt_name,
+                default=model.default_prompt_name,
                 contextual=contextual,
             ).by_side
             try:
@@ -144,7 +144,7 @@ def estimate(
                 unknown[name] = str(error)
             progress.advance(progress.task_ids[0])
         speed = counting.tokens_per_second()
-    return Estimate(embedder.name, found, unknown, speed, context_documents)
+    return Estimate(model.name, found, unknown, speed, context_documents)
 
 
 @dataclass
@@ -168,8 +168,8 @@ class _Side:
 class _Counting:
     """Counts tasks one after the other, and remembers what was there before."""
 
-    def __init__(self, embedder: Embedder | Contextual) -> None:
-        self._embedder, self._tokenize = embedder, Tokenize(embedder.tokenizer)
+    def __init__(self, model: EmbeddingModel) -> None:
+        self._model, self._tokenize = model, Tokenize(model.tokenizer)
         self._seen: dict[str, list[NDArray[np.uint64]]] = {}
         self._samples: list[tuple[str, list[str]]] = []
 
@@ -202,7 +202,7 @@ class _Counting:
             prompt = prompts[each.side]
             own = self._tokens(prompt, [""]) + each.characters / _CHARACTERS
             texts, unique = texts + each.texts, unique + each.unique
-            tokens += round(each.unique * min(own, self._embedder.max_tokens))
+            tokens += round(each.unique * min(own, self._model.max_tokens))
             self._samples.append((prompt, [_prose(round(each.characters))]))
         return TaskEstimate(task.metadata.name, texts, unique, unique, tokens, read=False)
 
@@ -211,7 +211,7 @@ class _Counting:
         encode = self._encoder()
         tokens, spent = 0, 0.0
         for warm, (prompt, texts) in enumerate(cycle(self._batches())):
-            wait(self._embedder.device)
+            wait(self._model.device)
             began = time.perf_counter()
             encode(texts, prompt)
             seconds = time.perf_counter() - began
@@ -223,20 +223,19 @@ class _Counting:
         return tokens / spent
 
     def _encoder(self) -> Callable[[list[str], str], object]:
-        model = self._embedder
-        if isinstance(model, Embedder):
-            return lambda texts, prompt: model.encode(texts, prompt=prompt)
-        # All slots are read, whatever is in them.
-        documents = [] if model.config.null_vector else [_prose(99)] * model.config.num_context
-        context = model.frozen or model.build_context(documents)
-        return lambda texts, prompt: model.encode(texts, context=context, prompt=prompt)
+        model, context = self._model, self._model.frozen
+        if isinstance(model, Contextual) and context is None:
+            # All slots are read, whatever is in them.
+            documents = [] if model.config.null_vector else [_prose(99)] * model.config.num_context
+            context = model.build_context(documents)
+        return lambda texts, prompt: model.encode(texts, prompt=prompt, context=context)
 
     def _batches(self) -> list[tuple[str, list[str]]]:
         """Samples of tasks in turn, each batch long enough to fill a forward."""
         return [(prompt, list(_cycled(texts, _BATCH))) for prompt, texts in self._samples]
 
     def _tokens(self, prompt: str, texts: Sequence[str]) -> int:
-        return self._tokenize(texts, prompt, self._embedder.max_tokens).num_tokens
+        return self._tokenize(texts, prompt, self._model.max_tokens).num_tokens
 
 
 def _cycled(texts: Sequence[str], count: int) -> Iterator[str]:

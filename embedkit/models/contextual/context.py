@@ -65,22 +65,41 @@ class Context:
         return cls(vectors, **facts)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Embeddings:
-    """Unit vectors of texts, and the hash of the context that they were made in.
+class Embeddings(NDArray[np.float32]):
+    """Unit vectors of texts that remember the context they were made in: a numpy array.
 
-    Shapes: ``vectors`` ``(n, D)``, or ``(D,)`` of one text that was not in a list.
+    Arithmetic with vectors of another context is refused; results of arithmetic are plain arrays.
+
+    Shapes: ``(n, D)``, or ``(D,)`` of one text that was not in a list.
     """
 
-    vectors: NDArray[np.float32]
     context: str
+    """Hash of the context."""
 
-    def __len__(self) -> int:
-        return len(np.atleast_2d(self.vectors))
+    def __new__(cls, vectors: NDArray[np.float32], context: str) -> Self:
+        made = np.asarray(vectors).view(cls)
+        made.context = context
+        return made
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return the vectors alone, for numpy; what they were made in is then forgotten."""
-        return np.array(self.vectors, dtype=dtype, copy=copy)
+    def __array_finalize__(self, origin: object) -> None:
+        # Numpy makes slices and copies through here.
+        self.context = getattr(origin, "context", "")
+
+    def __array_ufunc__(self, ufunc: Any, method: Any, *inputs: Any, **options: Any) -> Any:
+        contexts = {value.context for value in inputs if isinstance(value, Embeddings)}
+        if len(contexts) > 1:
+            one, other = sorted(contexts)
+            raise UserError(
+                f"vectors were embedded in the contexts {one[:12]} and {other[:12]}: such vectors "
+                "cannot be compared; embed all in one context"
+            )
+        plain = [value.vectors if isinstance(value, Embeddings) else value for value in inputs]
+        return getattr(ufunc, method)(*plain, **options)
+
+    @property
+    def vectors(self) -> NDArray[np.float32]:
+        """The vectors as a plain array."""
+        return np.asarray(self)
 
 
 def similarity(queries: Embeddings, documents: Embeddings) -> NDArray[np.float32]:
@@ -91,12 +110,8 @@ def similarity(queries: Embeddings, documents: Embeddings) -> NDArray[np.float32
     Raises:
         UserError: the two were made in different contexts, or by different models.
     """
-    if queries.context != documents.context:
-        raise UserError(
-            f"queries were embedded in context {queries.context[:12]}, documents in "
-            f"{documents.context[:12]}: such vectors cannot be compared; embed both in one context"
-        )
-    return np.atleast_2d(queries.vectors) @ np.atleast_2d(documents.vectors).T
+    cosines: NDArray[np.float32] = np.atleast_2d(queries) @ np.atleast_2d(documents).T
+    return cosines
 
 
 def _hash(vectors: Tensor, model: str) -> str:

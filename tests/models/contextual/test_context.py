@@ -280,3 +280,15 @@ def test_encoding_knows_no_dropout_and_leaves_training_on(model: Contextual) -> 
     model.train()
     assert np.array_equal(model.encode(TEXTS, context=context).vectors, expected)
     assert model.training
+
+
+def test_vectors_are_arrays_that_refuse_those_of_another_context() -> None:
+    here = Embeddings(np.eye(3, dtype=np.float32), "a" * 64)
+    there = Embeddings(np.eye(3, dtype=np.float32), "b" * 64)
+    assert here[1:].context == here.context
+    np.testing.assert_array_equal(here @ here[:2].T, np.eye(3)[:, :2])
+    assert type(here @ here.T) is np.ndarray
+    assert type(here.vectors) is np.ndarray
+    for mixed in (lambda: here @ there.T, lambda: here - there, lambda: np.minimum(here, there)):
+        with pytest.raises(UserError, match="cannot be compared"):
+            mixed()

@@ -1,0 +1,40 @@
+"""Load a model of one stage or two by its name, on the device of this process."""
+
+from pathlib import Path
+
+from embedkit import distributed
+from embedkit.errors import UserError
+from embedkit.models import hub, precision
+from embedkit.models.contextual.loading import is_contextual, load_contextual
+from embedkit.models.embedder import Embedder
+from embedkit.models.embedding_model import EmbeddingModel
+
+
+def load(model: str | Path, *, dtype: str = "auto") -> EmbeddingModel:
+    """Load an embedding model for use: on the GPU if there is one, else on the CPU.
+
+    Args:
+        model: a hub id, a folder, ``package:<distribution>/<path>`` or an alias.
+        dtype: ``auto`` (bf16 where native, else fp32), ``bf16``, ``fp16`` or ``fp32``.
+
+    Raises:
+        UserError: there is no such model, or it has parts that embedkit does not know.
+    """
+    device, name = distributed.local_device(), str(model)
+    autocast = precision.autocast_dtype(dtype, device)
+    if is_contextual(name):
+        return load_contextual(name, autocast=autocast, device=device)
+    return hub.load(name, autocast=autocast, device=device)
+
+
+def one_stage(model: str | Path | EmbeddingModel, *, dtype: str, purpose: str) -> Embedder:
+    """Return a model of one stage on this process's device; load it if it is given by its name.
+
+    Raises:
+        UserError: there is no such model, or it has two stages, which ``purpose`` cannot use.
+    """
+    if isinstance(model, str | Path):
+        model = load(model, dtype=dtype)
+    if not isinstance(model, Embedder):
+        raise UserError(f"{model.name}: has two stages; {purpose} needs a model of one stage")
+    return model.to(distributed.local_device())
