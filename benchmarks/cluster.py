@@ -13,6 +13,11 @@ Usage::
 ``benchmarks/results/cluster.md``, or ``cluster_cuda.md`` where there is a GPU.
 """
 
+from needs import require
+
+if __name__ == "__main__":
+    require("faiss", "faiss")
+
 import argparse
 import os
 import platform

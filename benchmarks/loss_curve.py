@@ -5,6 +5,11 @@ Usage::
     python benchmarks/loss_curve.py runs/open-mlm [RUN ...] --output docs/pictures/open-mlm.svg
 """
 
+from needs import require
+
+if __name__ == "__main__":
+    require("plot", "matplotlib")
+
 import argparse
 import json
 from pathlib import Path

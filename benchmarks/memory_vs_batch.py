@@ -15,6 +15,11 @@ Usage::
 compares its loss with that of a single process. Each run adds to ``benchmarks/results/memory.md``.
 """
 
+from needs import require
+
+if __name__ == "__main__":
+    require("dev", "psutil")
+
 import argparse
 import json
 import os

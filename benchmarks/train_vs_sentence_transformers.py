@@ -13,6 +13,11 @@ Usage::
 are read. The result goes to ``benchmarks/results/``, as JSON and as a row of ``train.md``.
 """
 
+from needs import require
+
+if __name__ == "__main__":
+    require("dev", "accelerate")
+
 import argparse
 import json
 import platform
