@@ -115,7 +115,8 @@ def newest_checkpoint(
     """The checkpoint to continue from, and remarks for the user.
 
     Raises:
-        UserError: recipe, data, model or world size are not those of the checkpoint.
+        UserError: recipe, data, model, world size, or the version of a loss, reader or pooling
+            that another distribution brings, are not those of the checkpoint.
     """
     found, remarks = checkpoint.newest(folder.checkpoints)
     if found is None:
@@ -129,6 +130,7 @@ def newest_checkpoint(
     for kind in ("sources", "model"):
         hashes = differences(_shortened(then[kind]), _shortened(now[kind]))
         changes += [f"{kind}.{line}" for line in hashes]
+    changes += differences(then.get("extensions", {}), now.get("extensions", {}), "extensions")
     if changes:
         raise UserError(
             f"{folder.path}: this is another run than the one of its checkpoint: "
