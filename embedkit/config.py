@@ -145,10 +145,12 @@ def _kinds(sections: Iterable[type[BaseModel]]) -> set[str]:
 
 
 def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
-    """A section, and those that its fields hold."""
+    """A section, those that its ``kind`` chooses among, and those that fields hold."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
-        inner: Iterable[Any] = (each.annotation for each in annotation.model_fields.values())
+        kinds = annotation.__subclasses__() if "kind" in annotation.model_fields else ()
+        fields = (each.annotation for each in annotation.model_fields.values())
+        inner: Iterable[Any] = (*kinds, *fields)
     else:
         inner = get_args(annotation)
     for each in inner:

@@ -10,6 +10,7 @@ from embedkit.models.contextual.loading import is_contextual, load_contextual
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.contextual.prefix import KERNELS
 from embedkit.models.embedder import Embedder
+from embedkit.models.export import stock_mode
 from embedkit.recipe import Recipe
 
 
@@ -31,6 +32,8 @@ def load(
     if recipe.lora:
         lora.check(embedder.backbone.model, recipe.lora)
     if recipe.context is None:
+        # Or training would end with a model that cannot be exported.
+        stock_mode(embedder)
         return embedder
     _check_attention(recipe, embedder.backbone)
     return Contextual.around(embedder, recipe.context)
@@ -93,9 +96,9 @@ def _check_attention(recipe: Recipe, second: Backbone) -> None:
 
 
 def _check_dims(recipe: Recipe, width: int) -> None:
-    widest = max(recipe.objective.matryoshka_dims or (1,))
+    widest = max(recipe.objective.needs.widths, default=1)
     if widest > width:
         raise UserError(
-            f"objective.matryoshka_dims: {widest} is more than the {width} dimensions of "
+            f"objective: a width of {widest} is more than the {width} dimensions of "
             f"{recipe.model}; begin with {width}"
         )

@@ -95,7 +95,7 @@ def model_card(
         for records, share in zip(mixture.records, mixture.shares, strict=True)
     ]
     data = ["| source | rows | share of steps | licence |", "|---|---:|---:|---|", *rows]
-    shorter = [d for d in recipe.objective.matryoshka_dims or () if d < width]
+    shorter = [d for d in recipe.objective.needs.widths if d < width]
     widths = ""
     if shorter:
         widths = _WIDTHS.format(widths=" or ".join(map(str, shorter)), last=shorter[-1])
@@ -130,7 +130,7 @@ def _prompts(model: Embedder | Contextual, recipe: Recipe) -> str:
 
 def _of_one_stage(model: Embedder) -> tuple[int, str, str]:
     """The width of a model's vectors, what they are, and how to make them."""
-    pooling = {"mean": "mean", "cls": "first"}[model.pooling]
+    pooling = {"mean": "mean", "cls": "first"}.get(model.pooling, f"pooling `{model.pooling}`")
     return model.backbone.width, _VECTORS.format(pooling=pooling), _USE
 
 

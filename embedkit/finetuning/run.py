@@ -10,6 +10,7 @@ from rich.console import Console
 
 from embedkit import distributed, rng
 from embedkit.data.loading import stream
+from embedkit.data.manifests.readers import READERS
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
 from embedkit.data.pairs.records import Records
 from embedkit.data.vector_store import VectorStore
@@ -33,13 +34,14 @@ from embedkit.models.contextual.export import write_contextual
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.models.export import write_model
-from embedkit.objectives.contextual import ContextualObjective
-from embedkit.objectives.contrastive import ContrastiveObjective
+from embedkit.models.pooling import identity_of_pooling
 from embedkit.recipe import Recipe
+from embedkit.recipe.pair_objectives import OBJECTIVES
 from embedkit.storage.folders import rewrite
 from embedkit.tokens.prompts import SEARCH, benchmark_prompts
 from embedkit.training.metrics import check_trackers
 from embedkit.training.run_folder import RunFolder
+from embedkit.training.trainer import Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +51,11 @@ class Finetuning:
     recipe: Recipe
     mixture: Mixture
     model: Embedder | Contextual
+    objective: Objective[ContrastiveBatch]
     tokenized: Batches
     facts: Mapping[str, object]
     console: Console
     peak_flops: float | None = None
-
-    @property
-    def objective(self) -> ContrastiveObjective | ContextualObjective:
-        if self.recipe.objective.kind == "contextual":
-            return ContextualObjective(self.recipe.objective)
-        return ContrastiveObjective(self.recipe.objective)
 
     def batches(self, numbers: range) -> Iterator[ContrastiveBatch]:
         return stream(self.tokenized, numbers, self.recipe.data.workers)
@@ -96,12 +93,14 @@ def prepare(
 ) -> Finetuning:
     """Open and check everything that a run reads, and say what it will do."""
     recipe, chosen = precision.resolve(recipe, device)
+    objective = recipe.objective.build()
     check_tasks(recipe.evaluation)
     check_trackers(recipe.logging.trackers)
     # Before the data, which may be gigabytes to fetch.
     autocast = precision.autocast_dtype(recipe.precision, device)
     model = starting_model.load(recipe, autocast=autocast, device=device)
     mixture = open_batches(open_mixture(recipe, sources), recipe)
+    _check_scores(recipe, mixture)
     check_held_out(recipe.evaluation, mixture.manifests)
     recipe = resolve_steps(recipe, mixture)
     sampler = build_batch_sampler(mixture, recipe)
@@ -126,7 +125,7 @@ def prepare(
     console.print(overview.overview(recipe, mixture, sampler, model, chosen))
     for remark in overview.remarks(recipe):
         console.print(f"note: {remark}", highlight=False, markup=False, soft_wrap=True)
-    return Finetuning(recipe, mixture, model, batches, facts, console)
+    return Finetuning(recipe, mixture, model, objective, batches, facts, console)
 
 
 def _replace_prompts(model: Embedder | Contextual, trained: Mapping[str, str]) -> None:
@@ -135,6 +134,27 @@ def _replace_prompts(model: Embedder | Contextual, trained: Mapping[str, str]) -
     model.prompts = {**kept, **trained}
     if isinstance(model, Embedder) and model.default_prompt_name not in model.prompts:
         model.default_prompt_name = None
+
+
+def _check_scores(recipe: Recipe, mixture: Mixture) -> None:
+    """See that sources have scores if the loss goes by them, and none if it does not.
+
+    Raises:
+        DataError: names a source that is otherwise.
+    """
+    kind, needed = recipe.objective.kind, recipe.objective.needs.scores
+    for records in mixture.records:
+        if needed and not records.has_scores:
+            raise DataError(
+                f'source {records.name}: has no scores, and objective.kind = "{kind}" goes by '
+                "them: name their column in columns.score, or leave the source out"
+            )
+        if records.has_scores and not needed:
+            raise DataError(
+                f"source {records.name}: columns.score names scores, and objective.kind = "
+                f'"{kind}" does not go by any: list their column in ignore instead, or train with '
+                "a loss that does"
+            )
 
 
 def _check_slots(recipe: Recipe, mixture: Mixture) -> None:
@@ -163,15 +183,27 @@ def _facts(recipe: Recipe, mixture: Mixture, model: Embedder | Contextual) -> di
         "recipe": recipe.model_dump(mode="json"),
         "sources": mixture.fingerprints,
         "model": {"identity": model.identity},
+        "extensions": _extensions(recipe, mixture, model),
         "world_size": distributed.world_size(),
         "batches_per_rank": recipe.batches_per_rank,
         "threads": torch.get_num_threads(),
     }
 
 
+def _extensions(recipe: Recipe, mixture: Mixture, model: Embedder | Contextual) -> dict[str, str]:
+    """Return the identities of what other distributions bring to a run, by its part in it."""
+    identities = {"objective": OBJECTIVES.identity_of(recipe.objective)}
+    if isinstance(model, Embedder):
+        identities["pooling"] = identity_of_pooling(model.pooling)
+    for manifest in mixture.manifests:
+        if reader := manifest.reader:
+            identities[f"reader of {manifest.name}"] = READERS.identity_of(reader)
+    return {part: identity for part, identity in identities.items() if identity}
+
+
 def _vectors(recipe: Recipe, mixture: Mixture) -> list[VectorStore]:
     """The surrogate's, of every source, if negatives are filtered by them."""
-    if recipe.objective.false_negatives == "off":
+    if not recipe.objective.needs.surrogate_vectors:
         return []
     assert mixture.table is not None
     return [mixture.table[each.name].vectors for each in mixture.records]

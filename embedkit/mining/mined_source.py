@@ -79,20 +79,24 @@ def write_manifest(
             "files": [{"path": _portable(at), "sha256": cache.file_sha256(pairs)}],
         },
     }
+    if records.has_scores:
+        tables["columns"] = {"score": "score"}
     # Tables last, as TOML wants it.
     ordered = dict(sorted(tables.items(), key=lambda item: isinstance(item[1], dict)))
     path.write_text(f"# {remark}\n{tomli_w.dumps(ordered)}", encoding="utf-8")
 
 
 def _schema(records: Records) -> pa.Schema:
-    """Scores are there for whoever looks at the pairs; training does not read them."""
+    """The scores of mining are for whoever looks at the pairs; training does not read them."""
     label = [("label", pa.string())] if records.has_labels else []
+    score = [("score", pa.float64())] if records.has_scores else []
     return pa.schema(
         [
             ("query", pa.string()),
             ("positive", pa.string()),
             ("negatives", pa.list_(pa.string())),
             *label,
+            *score,
             ("positive_score", pa.float32()),
             ("negative_scores", pa.list_(pa.float32())),
         ]
@@ -113,14 +117,16 @@ def _lines(
     )
     for record, negatives, scores, positive_score in found:
         count = sum(number >= 0 for number in negatives)
-        line = {
+        # Of label and score, what the schema has not is left out.
+        yield {
             "query": record.query,
             "positive": record.positive,
             "negatives": [texts[number] for number in negatives[:count]],
+            "label": record.label,
+            "score": record.score,
             "positive_score": positive_score,
             "negative_scores": scores[:count],
         }
-        yield line | ({"label": record.label} if records.has_labels else {})
 
 
 def _products(queries: NDArray[Any], documents: NDArray[Any]) -> Scores:

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -18,12 +17,10 @@ from embedkit.models.backbones import Backbone, shape_of
 from embedkit.models.contextual.context import Context
 from embedkit.models.embedding_model import Role
 from embedkit.models.encoding import embed_texts, without_dropout
-from embedkit.models.pooling import first_by_text, mean_by_text
+from embedkit.models.pooling import identity_of_pooling, pooling_named
 from embedkit.storage.hashing import sha256_of
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.tokenizer import Tokenize, identity_of
-
-Pooling = Literal["mean", "cls"]
 
 
 class Embedder(nn.Module):
@@ -32,7 +29,8 @@ class Embedder(nn.Module):
     Args:
         backbone: tokens to hidden states.
         tokenizer: with its own truncation and padding switched off.
-        pooling: the mean of the hidden states, or the first one.
+        pooling: ``mean`` of the hidden states, ``cls``, the first one, or the name of a pooling
+            that another distribution registers.
         include_prompt: whether the prompt's tokens take part in the pooling.
         prompts: literal prefixes by name, ``query`` and ``document`` above all.
         max_tokens: where ``encode`` cuts a text, special tokens included.
@@ -48,7 +46,7 @@ class Embedder(nn.Module):
         backbone: Backbone,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        pooling: Pooling,
+        pooling: str,
         include_prompt: bool,
         prompts: Mapping[str, str],
         max_tokens: int,
@@ -72,8 +70,10 @@ class Embedder(nn.Module):
             tokens.ids.device.type, dtype=self.autocast, enabled=self.autocast is not None
         ):
             hidden = self.backbone(tokens)
-        pool = first_by_text if self.pooling == "cls" else mean_by_text
-        return F.normalize(pool(hidden, tokens, include_prompt=self.include_prompt), dim=-1)
+        pool = pooling_named(self.pooling)
+        vectors = pool(hidden, tokens, include_prompt=self.include_prompt)
+        wide = torch.promote_types(vectors.dtype, torch.float32)
+        return F.normalize(vectors.to(wide), dim=-1)
 
     @torch.inference_mode()
     def encode(
@@ -161,7 +161,7 @@ class Embedder(nn.Module):
             "config": shape_of(self.backbone.model),
             "tokenizer": identity_of(self.tokenizer),
             "prompts": self.prompts,
-            "pooling": self.pooling,
+            "pooling": identity_of_pooling(self.pooling) or self.pooling,
             "include_prompt": self.include_prompt,
             "autocast": str(self.autocast),
             "max_tokens": self.max_tokens,

@@ -12,6 +12,7 @@ from embedkit.models.eurobert import obstacle, to_eurobert
 from embedkit.models.neobert import NeoBERTModel
 from embedkit.models.neobert.state_dict import save_hub_layout
 from embedkit.models.onnx import check_installed, write_onnx
+from embedkit.models.pooling import STOCK_MODES, stock_mode_of
 from embedkit.models.quiet import quietly
 from embedkit.storage.folders import check_replaceable, whole_folder
 from embedkit.tokens.tokenizer import Tokenize
@@ -68,6 +69,22 @@ def export(
             _write_settings(embedder, aside)
         _write_tokenizer(embedder, aside)
     return folder
+
+
+def stock_mode(embedder: Embedder) -> str:
+    """Return what sentence-transformers calls the pooling of a model that is to be exported.
+
+    Raises:
+        UserError: it has no such pooling, so far as is known.
+    """
+    mode = stock_mode_of(embedder.pooling)
+    if mode is None:
+        raise UserError(
+            f"{embedder.name}: pools by {embedder.pooling!r}, which sentence-transformers is not "
+            "known to have, so that the model cannot be exported: give the pooling a stock_mode, "
+            f"one of {', '.join(STOCK_MODES)}, or choose another embedder.pooling"
+        )
+    return mode
 
 
 def write_model(embedder: Embedder, folder: Path, *, card: str = "") -> None:
@@ -144,6 +161,9 @@ def _settings(embedder: Embedder) -> dict[str, Any]:
         {"idx": number, "name": str(number), "path": path, "type": kind}
         for number, (path, kind) in enumerate(types.items())
     ]
+    mode = stock_mode(embedder)
+    # Of the switches, sentence-transformers before 5.4 reads those, and others where they are on.
+    switches = {STOCK_MODES[each]: each == mode for each in ("cls", "mean", "max", "mean_sqrt_len")}
     return {
         "modules.json": modules,
         "sentence_bert_config.json": {
@@ -152,10 +172,8 @@ def _settings(embedder: Embedder) -> dict[str, Any]:
         },
         "1_Pooling/config.json": {
             "word_embedding_dimension": embedder.backbone.width,
-            "pooling_mode_cls_token": embedder.pooling == "cls",
-            "pooling_mode_mean_tokens": embedder.pooling == "mean",
-            "pooling_mode_max_tokens": False,
-            "pooling_mode_mean_sqrt_len_tokens": False,
+            **switches,
+            STOCK_MODES[mode]: True,
             "include_prompt": embedder.include_prompt,
         },
         "2_Normalize/config.json": {},

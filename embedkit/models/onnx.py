@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embedkit.errors import UserError
-from embedkit.models.embedder import Embedder, Pooling
+from embedkit.models.embedder import Embedder
 from embedkit.models.eurobert import obstacle, to_eurobert
 from embedkit.models.neobert import NeoBERTModel
 from embedkit.tokens.tokenizer import Tokenize
@@ -50,6 +50,10 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
     if not embedder.include_prompt and any(embedder.prompts.values()):
         raise UserError(
             f"{embedder.name}: pools without its prompt, whose length a graph cannot know"
+        )
+    if embedder.pooling not in ("mean", "cls"):
+        raise UserError(
+            f"{embedder.name}: pools by {embedder.pooling!r}; a graph can pool by mean or cls"
         )
     graph = _Graph(_traceable(embedder), embedder.pooling).float().cpu().eval()
     # Neither 1, which is taken for a constant, nor equal.
@@ -108,7 +112,7 @@ def _try_out(embedder: Embedder, path: Path) -> None:
 
 
 class _Graph(nn.Module):
-    def __init__(self, network: nn.Module, pooling: Pooling) -> None:
+    def __init__(self, network: nn.Module, pooling: str) -> None:
         super().__init__()
         self.network, self._pooling = network, pooling
 

@@ -1,9 +1,38 @@
-"""One vector of the states of a text's tokens."""
+"""One vector of the states of a text's tokens, by embedkit's poolings or another distribution's."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from embedkit.errors import UserError
+from embedkit.recipe import extensions
+from embedkit.recipe.finetune_recipe import POOLINGS
 from embedkit.tokens.batch import TokenBatch
+
+STOCK_MODES: Mapping[str, str] = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "max": "pooling_mode_max_tokens",
+    "mean_sqrt_len": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
+"""The poolings that sentence-transformers has, and the setting that switches each on."""
+
+
+class Pooling(Protocol):
+    """What makes vectors of states: a function, or an object that is called like one.
+
+    Its attribute ``stock_mode``, if it has one, is what sentence-transformers calls the same
+    computation, one of ``STOCK_MODES``: only then can a model that pools so be exported.
+    """
+
+    def __call__(self, hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) -> Tensor:
+        """Return a vector for each text. Shapes: hidden ``(T, D)`` -> ``(B, D)``."""
+        ...
 
 
 def mean_by_text(hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) -> Tensor:
@@ -29,3 +58,49 @@ def first_by_text(hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) -
         behind = tokens.lengths > tokens.prompt_lengths
         first = torch.where(behind, first + tokens.prompt_lengths, first)
     return hidden[first.to(hidden.device)].to(torch.promote_types(hidden.dtype, torch.float32))
+
+
+_BUILT_IN: Mapping[str, Pooling] = {"mean": mean_by_text, "cls": first_by_text}
+
+
+@lru_cache
+def pooling_named(name: str) -> Pooling:
+    """Return embedkit's pooling of that name, or the one that a distribution registers.
+
+    Raises:
+        UserError: there is none, or it cannot be imported.
+    """
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    point = extensions.find(POOLINGS, name)
+    if point is None:
+        known = ", ".join([*_BUILT_IN, *extensions.names(POOLINGS)])
+        raise UserError(f"pooling {name!r}: the poolings known are {known}")
+    pooling: Pooling = extensions.load(point)
+    return pooling
+
+
+def identity_of_pooling(name: str) -> str:
+    """Return what tells versions of a pooling apart; it is empty for embedkit's own."""
+    point = None if name in _BUILT_IN else extensions.find(POOLINGS, name)
+    return "" if point is None else extensions.identity(point)
+
+
+def stock_mode_of(name: str) -> str | None:
+    """Return what sentence-transformers calls a pooling; ``None``: it has no such pooling."""
+    if name in _BUILT_IN:
+        return name
+    mode = getattr(pooling_named(name), "stock_mode", None)
+    if mode is not None and mode not in STOCK_MODES:
+        raise UserError(
+            f"pooling {name!r}: stock_mode = {mode!r} is none of sentence-transformers' "
+            f"{', '.join(STOCK_MODES)}"
+        )
+    return mode
+
+
+def pooling_with_stock_mode(mode: str) -> str | None:
+    """Return the name of the pooling that computes what sentence-transformers calls ``mode``."""
+    if mode in _BUILT_IN:
+        return mode
+    return next((each for each in extensions.names(POOLINGS) if stock_mode_of(each) == mode), None)

@@ -11,9 +11,9 @@ from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
 from embedkit.errors import UserError
-from embedkit.models.embedder import Pooling
 from embedkit.models.neobert.state_dict import PINNED
 from embedkit.models.pickled import refuse_pickle
+from embedkit.models.pooling import STOCK_MODES, pooling_with_stock_mode
 from embedkit.storage.offline import settle_network
 
 _FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
@@ -27,7 +27,7 @@ class Stored:
     """Where the encoder lies and how it makes vectors; the defaults are a bare encoder's."""
 
     encoder: str
-    pooling: Pooling = "mean"
+    pooling: str = "mean"
     include_prompt: bool = True
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
@@ -120,27 +120,15 @@ def _modules(folder: str) -> dict[str, str]:
     return modules
 
 
-def _pooling(folder: str, config: Mapping[str, Any]) -> Pooling:
+def _pooling(folder: str, config: Mapping[str, Any]) -> str:
     # Releases from 5.4 on write a name, older ones a switch for each.
     named = config.get("pooling_mode")
-    switched = [
-        name
-        for name, key in (
-            ("mean", "pooling_mode_mean_tokens"),
-            ("cls", "pooling_mode_cls_token"),
-            ("max", "pooling_mode_max_tokens"),
-            ("mean_sqrt_len", "pooling_mode_mean_sqrt_len_tokens"),
-            ("weightedmean", "pooling_mode_weightedmean_tokens"),
-            ("lasttoken", "pooling_mode_lasttoken"),
-        )
-        if config.get(key)
-    ]
+    switched = [mode for mode, key in STOCK_MODES.items() if config.get(key)]
     modes = [named] if named else switched
-    if modes == ["mean"]:
-        return "mean"
-    if modes == ["cls"]:
-        return "cls"
-    raise UserError(
-        f"{folder}: pools by {' + '.join(map(str, modes)) or 'nothing'}; "
-        "embedkit knows mean and cls"
-    )
+    pooling = pooling_with_stock_mode(modes[0]) if len(modes) == 1 else None
+    if pooling is None:
+        raise UserError(
+            f"{folder}: pools by {' + '.join(map(str, modes)) or 'nothing'}; embedkit knows mean "
+            "and cls, and what a distribution registers in embedkit.poolings"
+        )
+    return pooling

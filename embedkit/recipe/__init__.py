@@ -11,7 +11,7 @@ from embedkit.recipe.finetune_recipe import (
     Recipe,
 )
 from embedkit.recipe.load_recipes import load_any_recipe, load_pretrain_recipe, load_recipe
-from embedkit.recipe.pair_objectives import Contrastive, InContext, InfoNCE
+from embedkit.recipe.pair_objectives import Contrastive, InContext, InfoNCE, Needs, PairObjective
 from embedkit.recipe.pretrain_recipe import (
     Architecture,
     HeldOutLoss,
@@ -39,7 +39,9 @@ __all__ = [
     "MaskedLM",
     "Mix",
     "ModelSettings",
+    "Needs",
     "Optim",
+    "PairObjective",
     "PretrainRecipe",
     "Recipe",
     "RecipeT",

@@ -12,15 +12,27 @@ from pydantic import (
     model_validator,
 )
 
-from embedkit.config import Section
+from embedkit.config import Section, validated
+from embedkit.errors import UserError
+from embedkit.recipe import extensions
 from embedkit.recipe.contextual_config import ContextualConfig
-from embedkit.recipe.pair_objectives import Contrastive, PairObjective
+from embedkit.recipe.pair_objectives import (
+    AnyPairObjective,
+    Contrastive,
+    GivenObjective,
+    InfoNCE,
+    PairObjective,
+)
 from embedkit.recipe.training_settings import Training
+
+POOLINGS = "embedkit.poolings"
+"""The group of entry points in which other distributions register poolings."""
 
 
 class ModelSettings(Section):
-    pooling: Literal["mean", "cls"] | None = None
-    """``None`` takes what the model folder says, and the mean where it says nothing."""
+    pooling: str | None = None
+    """``mean``, ``cls``, or one that another distribution registers. ``None`` takes what the model
+    folder says, and the mean where it says nothing."""
     include_prompt: bool | None = None
     """Whether the prompt's tokens take part in the pooling. ``None`` takes what the model folder
     says, and yes where it says nothing."""
@@ -31,6 +43,14 @@ class ModelSettings(Section):
     benchmark_prompts: bool = False
     """Store the paper's instruction for every task of MTEB(eng, v1) with the model as well, so that
     mteb gives them wherever the model is scored. For a model that learns to follow instructions."""
+
+    @field_validator("pooling")
+    @classmethod
+    def _known_pooling(cls, pooling: str | None) -> str | None:
+        if pooling is None or pooling in ("mean", "cls") or extensions.find(POOLINGS, pooling):
+            return pooling
+        known = ", ".join(["mean", "cls", *extensions.names(POOLINGS)])
+        raise ValueError(f"{pooling!r} is none of the poolings known, which are {known}")
 
 
 class Mix(Section):
@@ -140,7 +160,7 @@ class Recipe(Training):
     data: Data
     lora: Lora | None = None
     """``None`` trains every weight."""
-    objective: PairObjective = Contrastive()
+    objective: AnyPairObjective = Contrastive()
     context: ContextualConfig | None = None
     """What joins the two encoders of ``objective.kind = "contextual"``."""
     evaluation: Evaluation = Evaluation()
@@ -151,7 +171,28 @@ class Recipe(Training):
 
         A batch of near rows that is shared out would leave each rank a part of it to tell apart.
         """
-        return self.data.batches == "contextual" and not self.objective.cross_device
+        return self.data.batches == "contextual" and not self.objective.needs.cross_device
+
+    def with_objective(self, objective: object) -> Self:
+        """Return the recipe with a loss that Python code gives.
+
+        Args:
+            objective: a ``PairObjective``, or an object with a method ``backward`` and a string
+                ``identity``.
+
+        Raises:
+            UserError: the recipe has an ``[objective]`` already, or the run cannot be made with
+                this one.
+        """
+        if self.objective != Contrastive():
+            raise UserError(
+                f"objective: the recipe sets one already, of kind {self.objective.kind!r}: take "
+                "its [objective] out, or pass none"
+            )
+        section = (
+            objective if isinstance(objective, PairObjective) else GivenObjective.around(objective)
+        )
+        return validated(type(self), {**dict(self), "objective": section}, "finetune")
 
     @model_validator(mode="before")
     @classmethod
@@ -165,10 +206,10 @@ class Recipe(Training):
 
     @model_validator(mode="after")
     def _a_context_for_two_encoders(self) -> Self:
-        wanted = self.objective.kind == "contextual"
+        kind, wanted = self.objective.kind, self.objective.needs.context
         if wanted and self.context is None:
             raise ValueError(
-                'objective.kind = "contextual" needs a [context] table: num_context = 512 is the '
+                f'objective.kind = "{kind}" needs a [context] table: num_context = 512 is the '
                 "paper's"
             )
         if not wanted and self.context is not None:
@@ -178,7 +219,7 @@ class Recipe(Training):
             )
         if wanted and self.lora is not None:
             raise ValueError(
-                'lora: objective.kind = "contextual" trains all weights of two encoders; leave the '
+                f'lora: objective.kind = "{kind}" trains all weights of two encoders; leave the '
                 "table out"
             )
         return self
@@ -187,9 +228,10 @@ class Recipe(Training):
     def _an_embedder_of_two_encoders(self) -> Self:
         if self.context is None:
             return self
-        if self.embedder.pooling == "cls":
+        if self.embedder.pooling not in (None, "mean"):
             raise ValueError(
-                'embedder.pooling = "cls": a two-stage model takes the mean; leave it out'
+                f'embedder.pooling = "{self.embedder.pooling}": a two-stage model takes the mean; '
+                "leave it out"
             )
         if self.embedder.benchmark_prompts:
             raise ValueError(
@@ -206,10 +248,13 @@ class Recipe(Training):
 
     @model_validator(mode="after")
     def _a_table_to_filter_by(self) -> Self:
-        filtering = self.objective.false_negatives
-        if filtering != "off" and self.data.batch_table is None:
+        objective = self.objective
+        if objective.needs.surrogate_vectors and self.data.batch_table is None:
+            setting = f'kind = "{objective.kind}"'
+            if isinstance(objective, InfoNCE):
+                setting = f'false_negatives = "{objective.false_negatives}"'
             raise ValueError(
-                f'objective.false_negatives = "{filtering}" goes by the vectors of a '
+                f"objective.{setting} goes by the vectors of a "
                 "data.batch_table: make one with embedkit cluster --output DIR and name its folder"
             )
         return self

@@ -148,7 +148,8 @@ def newest_checkpoint(
     Changes nothing where it raises.
 
     Raises:
-        UserError: recipe, data, model or world size are not those that the run had; or there are
+        UserError: recipe, data, model, world size, or the version of a loss, reader or pooling
+            that another distribution brings, are not those that the run had; or there are
             checkpoints, but none is whole or one cannot be read.
     """
     found, broken = checkpoint.newest(folder.checkpoints)
@@ -186,6 +187,7 @@ def _begun(folder: RunFolder) -> Mapping[str, Any]:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         facts = {kind: told[kind] for kind in ("sources", "model")}
+        facts["extensions"] = told.get("extensions", {})
     except (ValueError, LookupError, TypeError):
         raise UserError(
             f"{path}: is damaged, and there is no checkpoint to go on from; begin anew with "
@@ -203,6 +205,7 @@ def _refuse_changes(
     for kind in ("sources", "model"):
         hashes = differences(_shortened(then[kind]), _shortened(now[kind]))
         changes += [f"{kind}.{line}" for line in hashes]
+    changes += differences(then.get("extensions", {}), now.get("extensions", {}), "extensions")
     if changes:
         raise UserError(
             f"{folder.path}: this is another run than the one of its {origin}: "

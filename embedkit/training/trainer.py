@@ -39,7 +39,11 @@ class Objective(Protocol[BatchT_contra]):
     def backward(
         self, model: nn.Module, batch: BatchT_contra, *, key: int, scale: float
     ) -> dict[str, Tensor]:
-        """Add ``scale`` times the gradient of the batch's loss; return the batch's metrics."""
+        """Add ``scale`` times the gradient of the batch's loss; return the batch's metrics.
+
+        The metrics are scalars over all ranks, ``loss`` and the number of ``tokens`` among them.
+        torch's generator is seeded with ``key`` before every call.
+        """
         ...
 
 
@@ -127,24 +131,24 @@ class Trainer(Generic[BatchT]):
         collected = []
         for micro in range(optim.gradient_accumulation_steps):
             batch = next(stream).to(self._device)
-            collected.append(
-                self._objective.backward(
-                    self._model,
-                    batch,
-                    key=rng.fold_in(self._recipe.seed, "step", step, micro, distributed.rank()),
-                    scale=1 / optim.gradient_accumulation_steps,
+            key = rng.fold_in(self._recipe.seed, "step", step, micro, distributed.rank())
+            torch.manual_seed(key)
+            scale = 1 / optim.gradient_accumulation_steps
+            values = self._objective.backward(self._model, batch, key=key, scale=scale)
+            if lacking := {"loss", "tokens"} - values.keys():
+                raise UserError(
+                    f"{type(self._objective).__name__}.backward returns no {min(lacking)}: every "
+                    "objective returns loss and tokens"
                 )
-            )
+            collected.append(values)
         distributed.average_gradients(self._model.parameters())
         norm = self._clip()
         lr = lr_at(step, self._steps, optim)
         set_lr(self._optimizer, lr)
         self._optimizer.step()
-        values: dict[str, Any] = {
-            name: torch.stack([each[name] for each in collected]) for name in collected[0]
-        }
-        values = {k: v.sum() if k == "tokens" else v.mean() for k, v in values.items()}
-        return batch.source, {**values, "lr": lr, "grad_norm": norm}
+        stacked = {name: torch.stack([each[name] for each in collected]) for name in collected[0]}
+        means = {k: v.sum() if k == "tokens" else v.mean() for k, v in stacked.items()}
+        return batch.source, {**means, "lr": lr, "grad_norm": norm}
 
     def _clip(self) -> Tensor:
         limit = self._recipe.optim.max_grad_norm or float("inf")

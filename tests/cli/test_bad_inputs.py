@@ -217,7 +217,7 @@ BAD = {
         overrides=("objective.matryoshka_dims=[16, 8]", "objective.matryoshka_weights=[1.0]"),
     ),
     "matryoshka_too_wide": Bad(
-        ("objective.matryoshka_dims: 64 is more than the 32 dimensions of model; begin with 32",),
+        ("objective: a width of 64 is more than the 32 dimensions of model; begin with 32",),
         overrides=("objective.matryoshka_dims=[64, 8]",),
     ),
     "texts_too_long": Bad(

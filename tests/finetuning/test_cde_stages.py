@@ -28,7 +28,7 @@ def test_stage_one_is_as_appendix_g_says() -> None:
     assert recipe.data.max_query_tokens == recipe.data.max_document_tokens == 512
     assert recipe.context
     assert recipe.context.num_context == 512
-    assert not recipe.objective.cross_device
+    assert not recipe.objective.needs.cross_device
     optim = recipe.optim
     assert (optim.name, optim.lr, optim.warmup_steps) == ("adam", 5e-5, 1000)
     assert (optim.schedule, optim.min_lr_ratio, optim.decay_until) == ("linear", 0, 1)

@@ -1,7 +1,7 @@
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from tokenizers.normalizers import BertNormalizer
 
 from embedkit.errors import UserError
 from embedkit.models import encoding, hub
-from embedkit.models.embedder import Embedder, Pooling
+from embedkit.models.embedder import Embedder
 from embedkit.recipe import ModelSettings
 from embedkit.tokens.batch import TokenBatch
 
@@ -33,7 +33,9 @@ PROMPT = "Represent this sentence for searching relevant passages: "
 
 
 @cache
-def theirs(pooling: Pooling, *, include_prompt: bool, prompt: str) -> NDArray[np.float32]:
+def theirs(
+    pooling: Literal["mean", "cls"], *, include_prompt: bool, prompt: str
+) -> NDArray[np.float32]:
     """What sentence-transformers makes of ``TEXTS``."""
     transformer = Transformer(MINILM, max_seq_length=256)
     pool = TheirPooling(384, pooling_mode=pooling, include_prompt=include_prompt)
@@ -45,7 +47,7 @@ def theirs(pooling: Pooling, *, include_prompt: bool, prompt: str) -> NDArray[np
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize(("prompt", "include"), [("", True), (PROMPT, True), (PROMPT, False)])
 def test_vectors_are_those_of_sentence_transformers(
-    pooling: Pooling, prompt: str, include: bool
+    pooling: Literal["mean", "cls"], prompt: str, include: bool
 ) -> None:
     ours = hub.load("starter", settings=ModelSettings(pooling=pooling, include_prompt=include))
     expected = theirs(pooling, include_prompt=include, prompt=prompt)

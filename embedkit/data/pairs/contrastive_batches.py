@@ -42,7 +42,8 @@ class ContrastiveBatch:
     hard negatives. ``owners`` ``(n,)`` is the query that each document came with; ``query_hashes``
     ``(q,)`` and ``document_hashes`` ``(n,)`` name texts without their prompts; ``labels`` ``(n,)``
     names each positive's label and is 0 where there is none; ``surrogate`` ``(q, 2, S)`` holds the
-    stored vectors of each query and its positive, where the objective goes by them.
+    stored vectors of each query and its positive, and ``scores`` ``(q,)`` says how well the two
+    match, where the objective goes by them.
     """
 
     source: str
@@ -56,6 +57,7 @@ class ContrastiveBatch:
     document_hashes: Tensor
     labels: Tensor
     surrogate: Tensor | None = None
+    scores: Tensor | None = None
 
     def to(self, device: torch.device) -> Self:
         moved = {
@@ -64,8 +66,9 @@ class ContrastiveBatch:
                 "queries", "documents", "owners", "query_hashes", "document_hashes", "labels"
             )
         }  # fmt: skip
-        if self.surrogate is not None:
-            moved["surrogate"] = self.surrogate.to(device)
+        for name in ("surrogate", "scores"):
+            if (rows := getattr(self, name)) is not None:
+                moved[name] = rows.to(device)
         return replace(self, **moved)
 
 
@@ -178,6 +181,7 @@ class Batches(Dataset[ContrastiveBatch]):
             query_hashes=_hashes(queries),
             document_hashes=_hashes(documents),
             labels=_hashes(labels),
+            scores=torch.tensor([row.score for row in rows]) if records.has_scores else None,
         )
 
 

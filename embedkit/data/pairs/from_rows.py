@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import isfinite
 from typing import Any
 
 from embedkit.data.manifests.columns import ColumnPath, RowFilter
@@ -24,6 +25,7 @@ class Pair:
     concept: str | None = None
     negative_concepts: list[str] = field(default_factory=list)
     topic: str | None = None
+    score: float | None = None
 
 
 def pairs(parts: Iterable[RowStream], description: Description, layout: Layout) -> Iterator[Pair]:
@@ -64,6 +66,7 @@ class _Picker:
         self._positive = [ColumnPath(path) for path in columns.positive]
         self._negatives = [ColumnPath(path) for path in columns.negatives]
         self._negative_concepts = [ColumnPath(path) for path in columns.negative_concepts]
+        self._score = None if columns.score is None else ColumnPath(columns.score)
         self._marks = {
             mark: ColumnPath(path)
             for mark in ("label", "concept", "topic")
@@ -83,6 +86,7 @@ class _Picker:
                 f"{len(negatives)} negatives, but {len(concepts)} concepts of negatives"
             )
         marks = {mark: self._mark(path, row) for mark, path in self._marks.items()}
+        score = None if self._score is None else _number(self._score, row)
         filled = [place for place, text in enumerate(negatives) if text]
         return [
             Pair(
@@ -90,6 +94,7 @@ class _Picker:
                 positive,
                 [negatives[place] for place in filled],
                 negative_concepts=[concepts[place] for place in filled] if concepts else [],
+                score=score,
                 **marks,
             )
             for positive in positives
@@ -144,6 +149,20 @@ class _Picker:
             f"{path.text} is {value!r:.60}, neither text nor a whole number: correct [columns] or "
             "the data, or list it in ignore"
         )
+
+
+def _number(path: ColumnPath, row: Mapping[str, Any]) -> float:
+    value = path(row)
+    try:
+        # csv and tsv know text alone.
+        if isinstance(value, str | int | float) and isfinite(number := float(value)):
+            return number
+    except ValueError:
+        pass
+    raise DataError(
+        f"{path.text} is {value!r:.60}, not a finite number: correct columns.score or the data, or "
+        "leave the row out by a filter"
+    )
 
 
 def _flat(value: Any) -> Iterator[Any]:

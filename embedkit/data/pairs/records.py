@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +20,11 @@ from embedkit.data.manifests.manifest import (
     HeldOut,
     HubSource,
     Manifest,
+    Options,
     Prompts,
-    SameLabel,
     Task,
     load_manifest,
 )
-from embedkit.data.manifests.roles import Columns
 from embedkit.data.pairs import from_rows
 from embedkit.data.pairs.from_rows import Pair
 from embedkit.data.pairs.layout import Layout
@@ -41,31 +40,13 @@ Split = Literal["train", "held_out"]
 _KIND = "records"
 
 
-class Options(TypedDict, total=False):
-    """How rows become pairs; every key as in a manifest."""
-
-    columns: Columns | Mapping[str, str | Sequence[str]]
-    ignore: str | Sequence[str]
-    filter: str | None
-    drop_empty: bool
-    deduplicate: bool
-    same_label: SameLabel | Mapping[str, int] | None
-    task: Task
-    license: str
-    prompts: Prompts | Mapping[str, str]
-    negatives_per_query: int | None
-    in_batch_negatives: bool
-    batch_size: int | None
-    max_query_tokens: int | None
-    max_document_tokens: int | None
-
-
 @dataclass(frozen=True, slots=True)
 class Record:
     query: str
     positive: str
     negatives: tuple[str, ...] = ()
     label: str | None = None
+    score: float | None = None
 
 
 class Records:
@@ -153,10 +134,11 @@ class Records:
             IndexError: a row lies outside ``range(len(self))``.
         """
         wanted = [int(row) for row in rows]
-        taken = self.table.take(wanted, ("query", "positive", "negatives", "label"))
+        scores = ("score",) if self.has_scores else ()
+        taken = self.table.take(wanted, ("query", "positive", "negatives", "label", *scores))
         return [
-            Record(query, positive, tuple(negatives), label)
-            for query, positive, negatives, label in taken
+            Record(query, positive, tuple(negatives), *rest)
+            for query, positive, negatives, *rest in taken
         ]
 
     def texts(self) -> Iterator[str]:
@@ -218,6 +200,11 @@ class Records:
         """Whether any row has a label."""
         return self.table.facts.with_label > 0
 
+    @property
+    def has_scores(self) -> bool:
+        """Whether every row has a score."""
+        return self.description.columns.score is not None
+
 
 def open_records(manifest: str | Path, split: Split = "train") -> Records:
     """Open the source of a manifest, given by name or path; the first time, write it to the cache.
@@ -263,11 +250,12 @@ def _expect(rows: Mapping[str, int], manifest: Manifest, opened: OpenedSource) -
 def _write(folder: Path, name: str, parts: Iterable[RowStream], description: Description) -> None:
     """Fill ``folder`` with one table for each split."""
     held_out = description.held_out if isinstance(description, Manifest) else None
+    scored = description.columns.score is not None
     layout = Layout()
     try:
         with ExitStack() as stack:
             writers = {
-                split: stack.enter_context(TableWriter(_path(folder, split)))
+                split: stack.enter_context(TableWriter(_path(folder, split), scored=scored))
                 for split in _splits(description)
             }
             for pair in from_rows.pairs(parts, description, layout):

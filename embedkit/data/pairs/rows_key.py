@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.data import concepts
-from embedkit.data.manifests import columns, roles
+from embedkit.data.manifests import columns, readers, roles
 from embedkit.data.manifests.manifest import Manifest
 from embedkit.data.pairs import from_rows, layout, same_label, table
 from embedkit.data.sources import distinct, files, hub, joins, open_source
@@ -27,6 +27,7 @@ _MAKERS = (
     roles,
     same_label,
     open_source,
+    readers,
     table,
     obo,
     icd,
@@ -40,8 +41,11 @@ def rows_key(manifest: Manifest, opened: OpenedSource) -> str:
     making = manifest.model_dump(
         include={"columns", "ignore", "filter", "drop_empty", "deduplicate", "same_label"}
     )
+    if manifest.columns.score is None:
+        # Sources without scores are called as they were before there were any.
+        del making["columns"]["score"]
     share = manifest.held_out.share if manifest.held_out else None
-    reader = manifest.source.model_dump().get("reader")
+    reader = manifest.source.model_dump(mode="json").get("reader")
     parts = {"making": making, "share": share, "reader": reader, "source": opened.identity}
     # By its name, since it imports this module.
     records = str(Path(__file__).with_name("records.py"))

@@ -23,6 +23,7 @@ _SCHEMA = pa.schema(
         ("topic", pa.string()),
     ]
 )
+_SCORED = _SCHEMA.append(pa.field("score", pa.float64()))
 _BATCH = 1024
 """Rows of every batch but the last, so that a row's batch is known without an index."""
 
@@ -44,21 +45,22 @@ class Facts:
 
 
 class TableWriter:
-    """Writes pairs one at a time; a context manager.
+    """Writes pairs one at a time, with their scores if they are ``scored``; a context manager.
 
     The table is whole, and its facts lie beside it, when the block is left without an error.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, scored: bool) -> None:
         self._path = path
-        self._file = pa.ipc.new_file(str(path), _SCHEMA)
+        self._schema = _SCORED if scored else _SCHEMA
+        self._file = pa.ipc.new_file(str(path), self._schema)
         self._block: list[dict[str, Any]] = []
         self._hash = hashlib.sha256()
         self.facts = Facts()
 
     def add(self, pair: Pair) -> None:
         """Append a row."""
-        self._block.append({name: getattr(pair, name) for name in _SCHEMA.names})
+        self._block.append({name: getattr(pair, name) for name in self._schema.names})
         if len(self._block) == _BATCH:
             self._flush()
 
@@ -78,7 +80,7 @@ class TableWriter:
     def _flush(self) -> None:
         block = self._block
         try:
-            batch = pa.RecordBatch.from_pylist(block, schema=_SCHEMA)
+            batch = pa.RecordBatch.from_pylist(block, schema=self._schema)
         except UnicodeEncodeError as error:
             raise DataError(
                 f"a text of rows {self.facts.rows + 1} to {self.facts.rows + len(block)} is not "

@@ -11,16 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.config import expand
-from embedkit.data.manifests.manifest import (
-    DocstringReader,
-    FilesSource,
-    HubSource,
-    IcdReader,
-    PackageSource,
-    Source,
-)
+from embedkit.data.manifests.manifest import FilesSource, HubSource, PackageSource, Source
+from embedkit.data.manifests.readers import READERS, DocstringReader, Reader
 from embedkit.data.sources import files, hub
-from embedkit.data.sources.readers import docstring, icd, obo, shards
+from embedkit.data.sources.readers import shards
 from embedkit.errors import DataError
 from embedkit.storage import cache
 
@@ -81,9 +75,22 @@ def _files(source: FilesSource) -> OpenedSource:
                 "correct the manifest if the new content is meant"
             )
         identity.append(actual)
-        parts.append(RowStream(path.name, files.unit(path), files.rows(path)))
+        parts.append(_stream(path, source.reader))
     suffixes = [Path(file.path).name.partition(".")[2] for file in source.files]
-    return OpenedSource((*identity, *suffixes), pinned=True, parts=tuple(parts))
+    identity += [*suffixes, *_reader_identity(source.reader)]
+    return OpenedSource(tuple(identity), pinned=True, parts=tuple(parts))
+
+
+def _stream(path: Path, reader: Reader | None) -> RowStream:
+    if reader is None:
+        return RowStream(path.name, files.unit(path), files.rows(path))
+    return RowStream(path.name, "row", enumerate(reader.read(path), start=1))
+
+
+def _reader_identity(reader: Reader | None) -> Iterator[str]:
+    """Yield the version of a reader that another distribution brings; rows depend on it."""
+    if reader is not None and (identity := READERS.identity_of(reader)):
+        yield identity
 
 
 def _shards(source: shards.Shards, folder: Path | None, *, pinned: bool) -> OpenedSource:
@@ -138,19 +145,16 @@ def _package(source: PackageSource) -> OpenedSource:
         )
     rows = enumerate(_package_rows(source, modules), start=1)
     part = RowStream(f"{source.distribution} {distribution.version}", "row", rows)
-    return OpenedSource((source.distribution, actual), pinned, (part,))
+    identity = (source.distribution, actual, *_reader_identity(source.reader))
+    return OpenedSource(identity, pinned, (part,))
 
 
 def _package_rows(
     source: PackageSource, modules: list[tuple[str, Path]]
 ) -> Iterator[Mapping[str, Any]]:
-    reader, path = source.reader, modules[0][1]
-    if isinstance(reader, DocstringReader):
-        options = reader.model_dump(exclude={"kind"})
-        return docstring.read(modules, **options)
-    if isinstance(reader, IcdReader):
-        return icd.read(path, reader.siblings)
-    return obo.read(path, reader.relation, reader.siblings)
+    if isinstance(source.reader, DocstringReader):
+        return source.reader.read_modules(modules)
+    return source.reader.read(modules[0][1])
 
 
 def _modules(distribution: metadata.Distribution, source: PackageSource) -> list[tuple[str, Path]]:

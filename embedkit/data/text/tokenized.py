@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed
 from embedkit.data import concepts
-from embedkit.data.manifests import columns
+from embedkit.data.manifests import columns, readers
 from embedkit.data.pairs.rows_key import code_of, sha256
 from embedkit.data.sources import distinct, files, hub, joins, open_source
 from embedkit.data.sources.open_source import OpenedSource
@@ -38,6 +38,7 @@ _MAKERS = (
     hub,
     joins,
     open_source,
+    readers,
     token_store,
     obo,
     icd,
@@ -142,7 +143,7 @@ def _key(texts: Texts, opened: OpenedSource, tokenizer: PreTrainedTokenizerBase)
     making = texts.description.model_dump(
         include={"columns", "filter", "drop_empty", "deduplicate", "held_out"}
     )
-    reader = texts.source.model_dump().get("reader")
+    reader = texts.source.model_dump(mode="json").get("reader")
     code = code_of(__file__, *(module.__file__ for module in _MAKERS))
     parts = {"making": making, "reader": reader, "source": opened.identity, "code": code}
     return sha256({**parts, "tokenizer": _identity(tokenizer)})[:32]

@@ -284,7 +284,9 @@ def test_encoding_knows_no_dropout_and_leaves_training_on(model: Contextual) -> 
 def test_vectors_are_arrays_that_refuse_those_of_another_context() -> None:
     here = Embeddings(np.eye(3, dtype=np.float32), "a" * 64)
     there = Embeddings(np.eye(3, dtype=np.float32), "b" * 64)
-    assert here[1:].context == here.context
+    part = here[1:]
+    assert isinstance(part, Embeddings)
+    assert part.context == here.context
     np.testing.assert_array_equal(here @ here[:2].T, np.eye(3)[:, :2])
     assert type(here @ here.T) is np.ndarray
     assert type(here.vectors) is np.ndarray

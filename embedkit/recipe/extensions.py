@@ -1,0 +1,103 @@
+"""Losses, readers and poolings of other distributions, which register them as entry points."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic
+
+from embedkit.config import SectionT
+from embedkit.errors import UserError
+
+
+def names(group: str) -> list[str]:
+    """Return the names that installed distributions register in ``group``."""
+    return sorted(entry_points(group=group).names)
+
+
+def find(group: str, name: str) -> EntryPoint | None:
+    """Return what is registered as ``name`` in ``group``.
+
+    Raises:
+        UserError: two distributions register the name.
+    """
+    points = list(entry_points(group=group, name=name))
+    if len(points) > 1:
+        owners = " and ".join(_distribution(point) for point in points)
+        raise UserError(f"{name}: {owners} both register it in {group}: uninstall one of them")
+    return points[0] if points else None
+
+
+def load(point: EntryPoint) -> Any:
+    """Import what an entry point names.
+
+    Raises:
+        UserError: its module cannot be imported, or lacks the name.
+    """
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"{point.name}: {point.value} of {_distribution(point)} cannot be loaded: {error}"
+        ) from error
+
+
+def identity(point: EntryPoint) -> str:
+    """Return distribution, version and qualified name: it changes with every release."""
+    return f"{_distribution(point)} {point.value}"
+
+
+def _distribution(point: EntryPoint) -> str:
+    assert point.dist is not None
+    return f"{point.dist.name} {point.dist.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds(Generic[SectionT]):
+    """The sections among which the ``kind`` of a table chooses: ours and the registered ones."""
+
+    group: str
+    base: type[SectionT]
+    built_in: Mapping[str, type[SectionT]]
+    default: str | None = None
+
+    def resolve(self, table: Any) -> Any:
+        """Validate a table as the section of its kind; what is no table is returned as it is."""
+        if not isinstance(table, dict):
+            return table
+        kind = table.get("kind", self.default)
+        return self._section(kind).model_validate({**table, "kind": kind})
+
+    def identity_of(self, section: SectionT) -> str:
+        """Return what tells versions of a section's code apart; it is empty for embedkit's own.
+
+        Raises:
+            UserError: the section is not registered, and has no ``identity``.
+        """
+        if type(section) in self.built_in.values():
+            return ""
+        kind = getattr(section, "kind", "")
+        point = find(self.group, kind)
+        if point is not None and load(point) is type(section):
+            return identity(point)
+        given = getattr(section, "identity", None)
+        if isinstance(given, str) and given:
+            return given
+        raise UserError(
+            f"{type(section).__name__}: is not registered in {self.group} as {kind!r}, so nothing "
+            "tells its versions apart: register it, or give it a string identity"
+        )
+
+    def _section(self, kind: Any) -> type[SectionT]:
+        if kind in list(self.built_in):
+            return self.built_in[kind]
+        point = find(self.group, kind) if isinstance(kind, str) else None
+        if point is None:
+            known = ", ".join([*self.built_in, *names(self.group)])
+            raise ValueError(f"kind = {kind!r}: the kinds known are {known}")
+        section = load(point)
+        if not (isinstance(section, type) and issubclass(section, self.base)):
+            raise UserError(
+                f"kind = {kind!r}: {point.value} of {_distribution(point)} is no subclass of "
+                f"{self.base.__module__}.{self.base.__name__}"
+            )
+        return section
