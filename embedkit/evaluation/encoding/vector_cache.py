@@ -11,7 +11,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from embedkit.errors import UserError
+from embedkit.errors import ArgumentError
 
 Keys = NDArray[np.uint64]
 """Shapes: ``(texts, 2)``, the 128 bits of a hash."""
@@ -29,15 +29,16 @@ def keys_of(texts: Sequence[str]) -> Keys:
 
 
 def bytes_of(size: str) -> int:
-    """A size as people write it, such as 20GB or 512MiB, in bytes.
+    """Return the ``cache_size`` that people write, such as 20GB or 512MiB, in bytes.
 
     Raises:
-        UserError: it is something else.
+        ArgumentError: it is something else.
     """
     try:
         return int(TypeAdapter(ByteSize).validate_python(size))
     except ValidationError:
-        raise UserError(f"cache size {size}: write a number and a unit, such as 20GB") from None
+        reason = f"write a number and a unit, such as 20GB (got {size!r})"
+        raise ArgumentError(("cache_size", reason)) from None
 
 
 class VectorCache:
