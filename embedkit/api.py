@@ -1,37 +1,96 @@
-"""A recipe in, objects built, work done: what the commands and the Python API call."""
+"""A recipe in, objects built, work done: what the commands and the Python API call.
 
-from collections.abc import Mapping, Sequence
+What a function needs is imported when it is called, so that this module is imported at once.
+"""
+
+# mypy: implicit-reexport
+# ruff: noqa: F401
+from __future__ import annotations
+
+import importlib
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Unpack
 
-from embedkit import distributed
-from embedkit.clustering import build
-from embedkit.config import validated
-from embedkit.data.batch_table import BatchTable
-from embedkit.data.pairs.records import Records
-from embedkit.data.text.texts import Texts
-from embedkit.evaluation import evaluate as evaluating
-from embedkit.evaluation.encoding.vector_cache import bytes_of
-from embedkit.evaluation.evaluate import Contexts, TaskSelection
-from embedkit.evaluation.mteb.estimate import Estimate
-from embedkit.evaluation.summary import Summary
-from embedkit.finetuning import run as finetuning
-from embedkit.finetuning.mixture import open_mixture
-from embedkit.models.embedding_model import EmbeddingModel
-from embedkit.models.load import load, one_stage
-from embedkit.pretraining import run as pretraining
-from embedkit.recipe import (
-    Instructions,
-    PretrainRecipe,
-    Recipe,
-    Training,
-    load_pretrain_recipe,
-    load_recipe,
-)
-from embedkit.training.run import run_training
+    from rich.table import Table
+
+    from embedkit.clustering.settings import SURROGATE, ClusteringOptions, ClusteringSettings
+    from embedkit.data.batch_table import BatchTable
+    from embedkit.data.check_sources import SourceCheck
+    from embedkit.data.describe import shipped_sources
+    from embedkit.data.manifests.hub_lock import lock_sources
+    from embedkit.data.manifests.json_schema import SchemaKind, json_schema
+    from embedkit.data.manifests.manifest import shipped_names
+    from embedkit.data.pairs.records import Records
+    from embedkit.data.text.texts import Texts
+    from embedkit.errors import ArgumentError, DataError, UserError
+    from embedkit.evaluation.comparing.comparison import Comparison, compare
+    from embedkit.evaluation.comparing.formats import format_comparison
+    from embedkit.evaluation.evaluate import estimate, evaluate
+    from embedkit.evaluation.perplexity.pseudo_perplexity import evaluate_perplexity
+    from embedkit.evaluation.perplexity.settings import PerplexitySettings
+    from embedkit.evaluation.recipe_tasks import write_held_out_tasks
+    from embedkit.evaluation.settings import ComparisonFormat, EvaluationSettings
+    from embedkit.finetuning.shares import sampling_shares
+    from embedkit.finetuning.show_batch import texts_of_step
+    from embedkit.mining.mine_source import mine
+    from embedkit.mining.settings import MiningSettings
+    from embedkit.models.embedding_model import EmbeddingModel
+    from embedkit.models.export import export
+    from embedkit.models.load import load
+    from embedkit.models.settings import Dtype, ExportTarget
+    from embedkit.recipe import (
+        PretrainRecipe,
+        Recipe,
+        default_output,
+        explain,
+        load_any_recipe,
+        load_pretrain_recipe,
+        load_recipe,
+        show_recipes,
+    )
+    from embedkit.training.trainer import Interrupted
+
+_HOMES = {
+    "clustering.settings": "SURROGATE ClusteringSettings",
+    "data.batch_table": "BatchTable",
+    "data.describe": "shipped_sources",
+    "data.manifests.hub_lock": "lock_sources",
+    "data.manifests.json_schema": "SchemaKind json_schema",
+    "data.manifests.manifest": "shipped_names",
+    "data.pairs.records": "Records",
+    "data.text.texts": "Texts",
+    "errors": "ArgumentError DataError UserError",
+    "evaluation.comparing.comparison": "compare",
+    "evaluation.comparing.formats": "format_comparison",
+    "evaluation.evaluate": "estimate evaluate",
+    "evaluation.perplexity.pseudo_perplexity": "evaluate_perplexity",
+    "evaluation.perplexity.settings": "PerplexitySettings",
+    "evaluation.recipe_tasks": "write_held_out_tasks",
+    "evaluation.settings": "ComparisonFormat EvaluationSettings",
+    "finetuning.shares": "sampling_shares",
+    "finetuning.show_batch": "texts_of_step",
+    "mining.mine_source": "mine",
+    "mining.settings": "MiningSettings",
+    "models.export": "export",
+    "models.load": "load",
+    "models.settings": "ExportTarget",
+    "recipe": "PretrainRecipe Recipe default_output explain show_recipes "
+    "load_any_recipe load_pretrain_recipe load_recipe",
+    "training.trainer": "Interrupted",
+}
+"""What other modules have and this one offers, loaded when it is first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names.split():
+            return getattr(importlib.import_module(f"embedkit.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def finetune(
@@ -61,8 +120,12 @@ def finetune(
         UserError: recipe, data, model or folder are not as they should be.
         Interrupted: the run was asked to stop and has written a checkpoint.
     """
+    from embedkit.finetuning.run import prepare
+    from embedkit.recipe import as_recipe, default_output
+    from embedkit.training.run import run_training
+
     folder = run_training(
-        partial(finetuning.prepare, _as_recipe(recipe), sources),
+        partial(prepare, as_recipe(recipe), sources),
         Path(output or default_output(recipe)),
         resume=resume,
         overwrite=overwrite,
@@ -98,9 +161,13 @@ def pretrain(
         UserError: recipe, data or folder are not as they should be.
         Interrupted: the run was asked to stop and has written a checkpoint.
     """
+    from embedkit.pretraining.run import prepare
+    from embedkit.recipe import PretrainRecipe, default_output, load_pretrain_recipe
+    from embedkit.training.run import run_training
+
     resolved = recipe if isinstance(recipe, PretrainRecipe) else load_pretrain_recipe(str(recipe))
     folder = run_training(
-        partial(pretraining.prepare, resolved, sources),
+        partial(prepare, resolved, sources),
         Path(output or default_output(recipe)),
         resume=resume,
         overwrite=overwrite,
@@ -109,148 +176,112 @@ def pretrain(
     return folder.model
 
 
-def evaluate(
-    model: str | Path | EmbeddingModel,
-    tasks: Sequence[str | Path] = (),
-    output: str | Path = "results",
-    *,
-    benchmark: str | None = None,
-    recipe: Recipe | str | Path | None = None,
-    instructions: Instructions | None = None,
-    dtype: str = "auto",
-    data_dir: str | Path | None = None,
-    truncate_dim: int | None = None,
-    cache_size: str | None = None,
-    context_documents: int | None = None,
-    context_seed: int | None = None,
-) -> Summary:
-    """Score a model on mteb tasks; what is scored already in ``output`` is not scored again.
-
-    Under torchrun all ranks encode, and rank 0 alone writes.
-
-    Args:
-        model: a hub id, a folder, ``package:<distribution>/<path>``, an alias, or a loaded model.
-        tasks: names of mteb's tasks, and task folders or folders of them.
-        output: where results and ``summary.json`` go.
-        benchmark: a benchmark's name, such as ``MTEB(eng, v1)``.
-        recipe: evaluate on what this recipe evaluates on.
-        instructions: ``"paper"`` puts the paper's instructions (tables 8 and 9) before the texts of
-            the tasks of MTEB(eng, v1), ``"none"`` leaves the model its own prompts; by default
-            what ``recipe`` says, and none without a recipe.
-        dtype: ``auto`` (bf16 where native, else fp32), ``bf16``, ``fp16`` or ``fp32``.
-        data_dir: a mirror of hub repositories, which mteb's tasks read instead of the hub.
-        truncate_dim: score the first dimensions of the vectors alone, at unit norm.
-        cache_size: keep vectors under ``$EMBEDKIT_CACHE``, such as ``20GB`` of them, for what
-            repeats and for a run that is begun again; ``None`` keeps none.
-        context_documents: drawn from a task's corpus, which a contextual model reads before the
-            task; by default as many as it has slots.
-        context_seed: of that draw; 0 by default.
-
-    Raises:
-        UserError: the model or a task does not exist, or a task folder is broken; the model
-            has fewer dimensions than ``truncate_dim``, or cannot read such a context.
-    """
-    room = bytes_of(cache_size) if cache_size is not None else None
-    selection = _task_selection(tasks, benchmark, recipe, data_dir, instructions)
-    device = distributed.local_device()
-    with distributed.group(device):
-        return evaluating.evaluate(
-            _open(model, dtype).to(device),
-            selection,
-            Path(output),
-            truncate_dim=truncate_dim,
-            cache_bytes=room,
-            contexts=Contexts(context_documents, context_seed),
-        )
-
-
-def estimate(
-    model: str | Path | EmbeddingModel,
-    tasks: Sequence[str | Path] = (),
-    *,
-    benchmark: str | None = None,
-    recipe: Recipe | str | Path | None = None,
-    instructions: Instructions | None = None,
-    dtype: str = "auto",
-    data_dir: str | Path | None = None,
-    context_documents: int | None = None,
-    context_seed: int | None = None,
-) -> Estimate:
-    """What ``evaluate`` would encode with the same arguments, and how long; nothing is scored.
-
-    Raises:
-        UserError: the model or a task does not exist, or a task folder is broken; the model
-            cannot read such a context.
-    """
-    selection = _task_selection(tasks, benchmark, recipe, data_dir, instructions)
-    opened = _open(model, dtype).to(distributed.local_device())
-    return evaluating.estimate(opened, selection, Contexts(context_documents, context_seed))
-
-
 def cluster(
     recipe: Recipe | str | Path,
     output: str | Path,
     *,
-    surrogate: str | Path | EmbeddingModel = build.SURROGATE,
+    surrogate: str | Path | EmbeddingModel | None = None,
     sources: Mapping[str, Records] | None = None,
-    dtype: str = "auto",
-    **options: Unpack[build.Options],
+    **options: Unpack[ClusteringOptions],
 ) -> BatchTable:
-    """Cut every source of a recipe into batches of pairs that are near each other.
+    """Divide every source of a recipe into batches of pairs that are near each other.
 
     Under torchrun, on all ranks. Run again after an interruption, it continues.
 
     Args:
         recipe: a value, a name under ``recipes/``, or a path; it says the mixture and batch sizes.
-        output: a folder for the table, the surrogate's vectors and ``report.md``.
-        surrogate: the model that says what is near: as for ``evaluate``.
+        output: the folder for the table, the surrogate's vectors and ``report.md``.
+        surrogate: the model that says what is near: as for ``evaluate``, by default ``SURROGATE``.
         sources: records by the names under which the recipe's mixture mentions them.
-        dtype: ``auto`` (bf16 where native, else fp32), ``bf16``, ``fp16`` or ``fp32``.
-        options: the fields of ``embedkit.clustering.build.Settings``.
+        options: the fields of ``embedkit.ClusteringSettings``, with the defaults they have there.
 
     Raises:
         UserError: recipe, data, surrogate or options are not as they should be, or ``output``
             holds something else.
     """
-    settings = validated(build.Settings, options, "cluster")
+    from rich.console import Console
+
+    from embedkit import distributed
+    from embedkit.clustering import build
+    from embedkit.clustering.settings import SURROGATE, ClusteringSettings
+    from embedkit.config import from_arguments
+    from embedkit.finetuning.mixture import open_mixture
+    from embedkit.models.load import one_stage
+    from embedkit.recipe import as_recipe
+
+    settings = from_arguments(ClusteringSettings, options)
     device = distributed.local_device()
     with distributed.group(device):
         console = Console(stderr=True, quiet=not distributed.is_main())
-        mixture = open_mixture(_as_recipe(recipe), sources)
-        model = one_stage(surrogate, dtype=dtype, purpose="cluster")
+        mixture = open_mixture(as_recipe(recipe), sources)
+        model = one_stage(surrogate or SURROGATE, dtype=settings.dtype, purpose="cluster")
         sizes = [source.batch_size for source in mixture.sources]
         table = build.make(mixture.records, sizes, model, Path(output), settings, console)
         distributed.on_main(partial(build.report, table, Path(output), settings, console))
     return table
 
 
-def default_output(recipe: Training | str | Path) -> Path:
-    """``runs/<recipe>``, by the recipe's name under ``recipes/`` or that of its file."""
-    if isinstance(recipe, Training):
-        return Path("runs/run")
-    name = str(recipe)
-    return Path("runs") / (Path(name).stem if name.endswith(".toml") else name)
+def describe_source(name: str, *, model: str = "starter") -> Iterator[Table]:
+    """Return tables of what a source is, its first rows, and its lengths by a model's tokenizer."""
+    from embedkit.data.describe import describe
+    from embedkit.models.hub import load_tokenizer
+
+    return describe(name, load_tokenizer(model), model)
 
 
-def _open(model: str | Path | EmbeddingModel, dtype: str) -> EmbeddingModel:
-    return load(model, dtype=dtype) if isinstance(model, str | Path) else model
+def check_sources(
+    names: Sequence[str] = (), *, recipe: str | None = None, tokenizer: str | None = None
+) -> Iterator[SourceCheck]:
+    """Open and verify sources one after the other; one that is not sound stops no other.
+
+    Args:
+        names: of manifests, or their paths; by default all that come with embedkit.
+        recipe: checks all sources of this recipe, in place of ``names``.
+        tokenizer: a model, whose tokenizer makes the token ids of text, which are verified too.
+    """
+    from embedkit.data.check_sources import check, chosen
+    from embedkit.models.hub import load_tokenizer
+
+    return check(chosen(names, recipe), load_tokenizer(tokenizer) if tokenizer else None)
 
 
-def _task_selection(
-    tasks: Sequence[str | Path],
-    benchmark: str | None,
-    recipe: Recipe | str | Path | None,
-    data_dir: str | Path | None,
-    instructions: Instructions | None,
-) -> TaskSelection:
-    return TaskSelection(
-        tasks,
-        benchmark,
-        None if recipe is None else _as_recipe(recipe),
-        None if data_dir is None else Path(data_dir),
-        instructions,
-    )
+def prepare_data(
+    names: Sequence[str] = (),
+    *,
+    tokenizer: str | None = None,
+    recipe: str | None = None,
+    workers: int = 4,
+    sample: int | None = None,
+    on_progress: Callable[[str], object] = lambda line: None,
+) -> Iterator[Table]:
+    """Tokenize text for pretraining, or fetch, verify and tokenize pairs; yield tables of it all.
 
+    Args:
+        names: of manifests of text, or their paths; they need ``tokenizer``.
+        tokenizer: a model, for its tokenizer; by default the recipe's.
+        recipe: prepares all sources of this recipe, in place of ``names``.
+        workers: number of sources of pairs that are opened at a time.
+        sample: number of rows of each source of pairs that are tokenized; by default all.
+        on_progress: hears a line whenever a source of pairs is opened or tokenized.
+    """
+    from embedkit.data.text.texts import Texts
+    from embedkit.errors import UserError
+    from embedkit.finetuning.prepare_pairs import prepare_pairs
+    from embedkit.pretraining.mixture import texts_of
+    from embedkit.pretraining.prepare_texts import prepare_texts
+    from embedkit.recipe import Recipe, load_any_recipe
 
-def _as_recipe(recipe: Recipe | str | Path) -> Recipe:
-    return recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
+    if recipe and not names:
+        resolved = load_any_recipe(recipe)
+        if isinstance(resolved, Recipe):
+            model = tokenizer or resolved.model
+            return prepare_pairs(
+                resolved, model, workers=workers, sample=sample, on_progress=on_progress
+            )
+        tokenizer = tokenizer or resolved.model.tokenizer
+        texts = list(texts_of(resolved).values())
+    elif names and tokenizer and not recipe:
+        texts = [Texts.from_manifest(name) for name in names]
+    else:
+        raise UserError("data prepare takes NAME... and --tokenizer, or --recipe alone")
+    return prepare_texts(texts, tokenizer, sample=sample)

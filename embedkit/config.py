@@ -12,13 +12,18 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from embedkit.errors import UserError
+from embedkit.errors import ArgumentError, UserError
 
 
 class Section(BaseModel):
-    """A TOML table: immutable, strictly typed, and closed to unknown keys."""
+    """A TOML table: immutable, strictly typed, and closed to unknown keys.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    The string under a field describes it in ``--help``, ``embedkit explain`` and JSON schemas.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
 
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -49,7 +54,7 @@ def find(
     path = shipped(folder) / f"{name}.toml"
     if path.is_file():
         return path
-    names = sorted(known() if known else _names(shipped(folder)))
+    names = sorted(known() if known else names_in(shipped(folder)))
     near = difflib.get_close_matches(name, names, n=3)
     offers = [f"did you mean {', '.join(near)}?"] if near else []
     offers += [f"{listed_by} prints all {len(names)}"] if listed_by else []
@@ -57,7 +62,8 @@ def find(
     raise UserError(f"{name}: not a name under {folder}/ ({offered}); a path ends in .toml")
 
 
-def _names(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
+    """Return the names of the TOML files under a shipped folder, without ``.toml``."""
     return [str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.toml")]
 
 
@@ -91,9 +97,21 @@ def validated(section: type[SectionT], tables: Mapping[str, Any], origin: str) -
     try:
         return section.model_validate(tables)
     except ValidationError as error:
-        sections = list(_sections(section))
-        mistakes = "; ".join(_mistake(each, sections) for each in error.errors(include_url=False))
-        raise UserError(f"{origin}: {mistakes}") from None
+        mistakes = _mistakes(error, section, "key")
+        lines = "; ".join(f"{where}: {what}" if where else what for where, what in mistakes)
+        raise UserError(f"{origin}: {lines}") from None
+
+
+def from_arguments(section: type[SectionT], arguments: Mapping[str, Any]) -> SectionT:
+    """Build ``section`` from the keyword arguments of a call.
+
+    Raises:
+        ArgumentError: names the arguments that are wrong and what they should be.
+    """
+    try:
+        return section.model_validate(arguments)
+    except ValidationError as error:
+        raise ArgumentError(*_mistakes(error, section, "argument")) from None
 
 
 def override(tables: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
@@ -125,7 +143,17 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _mistake(error: Mapping[str, Any], sections: Iterable[type[BaseModel]]) -> str:
+def _mistakes(
+    error: ValidationError, section: type[BaseModel], called: str
+) -> list[tuple[str, str]]:
+    """Return the dotted name of each wrong field, which users call a key or so, and the reason."""
+    sections = list(_sections(section))
+    return [_mistake(each, sections, called) for each in error.errors(include_url=False)]
+
+
+def _mistake(
+    error: Mapping[str, Any], sections: Iterable[type[BaseModel]], called: str
+) -> tuple[str, str]:
     known = {name for each in sections for name in each.model_fields}
     unknown = [str(error["loc"][-1])] if error["type"] == "extra_forbidden" else []
     way = [str(part) for part in error["loc"]][: len(error["loc"]) - len(unknown)]
@@ -133,10 +161,11 @@ def _mistake(error: Mapping[str, Any], sections: Iterable[type[BaseModel]]) -> s
     where = ".".join([part for part in way if part not in _kinds(sections) - known] + unknown)
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, n=1)
-        return f"{where}: there is no such key" + (f", did you mean {near[0]}?" if near else "")
+        offer = f", did you mean {near[0]}?" if near else ""
+        return where, f"there is no such {called}{offer}"
     message = str(error["msg"]).removeprefix("Value error, ")
     shown = "" if error["type"] in {"missing", "value_error"} else f" (got {error['input']!r})"
-    return f"{where}: {message}{shown}" if where else f"{message}{shown}"
+    return where, f"{message}{shown}"
 
 
 def _kinds(sections: Iterable[type[BaseModel]]) -> set[str]:

@@ -1,5 +1,7 @@
 """The errors a user can cause: each message names the value and the remedy."""
 
+from collections.abc import Callable
+
 
 class UserError(ValueError):
     """A mistake that the user can mend. The command line prints it on one line and exits with 2."""
@@ -7,3 +9,24 @@ class UserError(ValueError):
 
 class DataError(UserError):
     """A manifest, file or row that cannot be used as it is."""
+
+
+class ArgumentError(UserError):
+    """Arguments with wrong values. The command line writes their names as options.
+
+    Args:
+        mistakes: the name of an argument and what is wrong with it; the name is empty where no
+            single argument is wrong.
+    """
+
+    def __init__(self, *mistakes: tuple[str, str]) -> None:
+        super().__init__(*mistakes)
+        self._mistakes = mistakes
+
+    def __str__(self) -> str:
+        return self.written(lambda name: name)
+
+    def written(self, write: Callable[[str], str]) -> str:
+        """Return the message, in which ``write`` makes the name of an argument what users type."""
+        lines = (f"{write(name)}: {what}" if name else what for name, what in self._mistakes)
+        return "; ".join(lines)

@@ -7,41 +7,36 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from embedkit import api
 from embedkit.errors import UserError
-from embedkit_cli import data
+from embedkit_cli import data, recipes
 from embedkit_cli.cluster import cluster
+from embedkit_cli.command_line import Commands
 from embedkit_cli.compare import compare
 from embedkit_cli.evaluate import eval_mteb
 from embedkit_cli.export import export
 from embedkit_cli.mine import mine
+from embedkit_cli.options import Overrides, RecipeName
 from embedkit_cli.perplexity import eval_perplexity
 
+_PACKAGES = ("embedkit-neobert", "torch", "transformers", "sentence-transformers", "mteb")
+
 app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    help="From raw text to a measured embedding model.",
 )
 app.add_typer(data.app, name="data")
-app.command()(cluster)
-app.command()(compare)
-app.command("eval-mteb")(eval_mteb)
-app.command("eval-perplexity")(eval_perplexity)
-app.command("export")(export)
-app.command()(mine)
 
-RecipeName = Annotated[
-    str, typer.Option("--recipe", help="A name under recipes/, without .toml, or a path.")
-]
-Output = Annotated[Path | None, typer.Option("--output", help="Default: runs/<recipe>.")]
-Overrides = Annotated[
-    list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one value, e.g. optim.lr=3e-5."),
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", help="The folder of the run; runs/<recipe> if it is not given."),
 ]
 Backbone = Annotated[
     str | None,
@@ -52,12 +47,42 @@ Backbone = Annotated[
     ),
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Continue the newest checkpoint in the output.")
+    bool, typer.Option("--resume", help="Continue from the newest checkpoint in the output.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the output.")]
 AllowWorldSizeChange = Annotated[
-    bool, typer.Option("--allow-world-size-change", help="Resume on another number of ranks.")
+    bool,
+    typer.Option(
+        "--allow-world-size-change",
+        help="Resume even if the number of ranks has changed, which rounds otherwise.",
+    ),
 ]
+
+
+def _print_versions(asked: bool) -> None:
+    if not asked:
+        return
+    for package in _PACKAGES:
+        try:
+            typer.echo(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            typer.echo(f"{package} is not installed")
+    raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_versions,
+            is_eager=True,
+            help="Print the versions of embedkit and of the libraries it stands on, and exit.",
+        ),
+    ] = False,
+) -> None:
+    """Train and evaluate text embedding models, from raw text to a measured model."""
 
 
 @app.command()
@@ -69,13 +94,13 @@ def pretrain(
     overwrite: Overwrite = False,
     allow_world_size_change: AllowWorldSizeChange = False,
 ) -> None:
-    """Pretrain a NeoBERT by masked language modelling. Under torchrun, on every rank it starts."""
-    from embedkit import api
-    from embedkit.recipe import load_pretrain_recipe
+    """Pretrain a NeoBERT by masked language modelling.
 
+    Under torchrun the command runs on every rank.
+    """
     with _told_when_interrupted():
         api.pretrain(
-            load_pretrain_recipe(recipe, overrides),
+            api.load_pretrain_recipe(recipe, overrides),
             output or api.default_output(recipe),
             resume=resume,
             overwrite=overwrite,
@@ -93,15 +118,15 @@ def finetune(
     overwrite: Overwrite = False,
     allow_world_size_change: AllowWorldSizeChange = False,
 ) -> None:
-    """Fine-tune an embedding model. Under torchrun, on every rank it starts."""
-    from embedkit import api
-    from embedkit.recipe import load_recipe
+    """Fine-tune an embedding model on pairs, and evaluate it as the recipe says.
 
+    Under torchrun the command runs on every rank.
+    """
     # Quoted, since the value of an override is TOML.
     model = [f"model={json.dumps(backbone)}"] if backbone else []
     with _told_when_interrupted():
         api.finetune(
-            load_recipe(recipe, [*overrides, *model]),
+            api.load_recipe(recipe, [*overrides, *model]),
             output or api.default_output(recipe),
             resume=resume,
             overwrite=overwrite,
@@ -109,43 +134,16 @@ def finetune(
         )
 
 
-@app.command()
-def show(
-    recipes: Annotated[list[str], typer.Argument(help="Names or paths; two are compared.")],
-    overrides: Overrides = [],
-) -> None:
-    """Print a recipe with every default filled in, or what differs between two."""
-    import tomli_w
-
-    from embedkit.config import differences
-    from embedkit.recipe import load_any_recipe
-
-    tables = [
-        load_any_recipe(name, overrides).model_dump(mode="json", exclude_none=True)
-        for name in recipes
-    ]
-    if len(tables) == 1:
-        typer.echo(tomli_w.dumps(tables[0]), nl=False)
-        return
-    if len(tables) > 2:
-        raise UserError(f"show takes one recipe, or two to compare, not {len(tables)}")
-    for line in differences(tables[0], tables[1]):
-        typer.echo(line)
-
-
-@app.command()
-def batch(
-    recipe: RecipeName,
-    step: Annotated[int, typer.Option("--step", help="From 0.", min=0)],
-    ranks: Annotated[int, typer.Option("--ranks", help="How many the run has.", min=1)] = 1,
-    overrides: Overrides = [],
-) -> None:
-    """Print the texts of one step with their prompts, as the model will see them."""
-    from embedkit.finetuning.show_batch import texts_of_step
-    from embedkit.recipe import load_recipe
-
-    for line in texts_of_step(load_recipe(recipe, overrides), step, ranks):
-        typer.echo(line)
+app.command()(mine)
+app.command()(cluster)
+app.command()(eval_mteb)
+app.command()(eval_perplexity)
+app.command()(compare)
+app.command()(export)
+app.command()(recipes.show)
+app.command()(recipes.batch)
+app.command()(recipes.explain)
+app.command()(recipes.schema)
 
 
 def main() -> None:
@@ -187,11 +185,9 @@ def _end_after_another_rank() -> None:
 @contextmanager
 def _told_when_interrupted() -> Iterator[None]:
     """Print how to go on with a run that was asked to stop; it is a success."""
-    from embedkit.training.trainer import Interrupted
-
     try:
         yield
-    except Interrupted as stopped:
+    except api.Interrupted as stopped:
         if _is_main():
             typer.echo(f"{stopped}; continue with: {_resume_command()}")
 

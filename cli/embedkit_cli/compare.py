@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from embedkit.errors import UserError
+from embedkit import api
 
 Runs = Annotated[
     list[Path],
@@ -13,17 +13,18 @@ Runs = Annotated[
         metavar="RUN...", help="Folders of embedkit finetune, or outputs of embedkit eval-mteb."
     ),
 ]
-Format = Annotated[str, typer.Option("--format", help="text, csv, latex or markdown.")]
-Paper = Annotated[bool, typer.Option("--paper", help="Add the published rows of Table 4.")]
+Format = Annotated[
+    api.ComparisonFormat,
+    typer.Option("--format", help="The table is written in this format."),
+]
+Paper = Annotated[
+    bool, typer.Option("--paper", help="Add the published rows of the paper's Table 4.")
+]
 
 
 def compare(runs: Runs, format_: Format = "text", paper: Paper = False) -> None:
-    """Print the means of each type of task, a row a run; differences are to the first run."""
-    from embedkit.evaluation.comparing.comparison import compare as set_side_by_side
-    from embedkit.evaluation.comparing.comparison import read_run
-    from embedkit.evaluation.comparing.formats import FORMATS
+    """Compare evaluations: a row for each run, with the means of each type of task.
 
-    if format_ not in FORMATS:
-        raise UserError(f"--format {format_}: must be {', '.join(FORMATS)}")
-    comparison = set_side_by_side([read_run(run) for run in runs], paper=paper)
-    typer.echo(FORMATS[format_](comparison), nl=False)
+    Differences are to the first run, over the tasks that all runs have a score of.
+    """
+    typer.echo(api.format_comparison(api.compare(runs, paper=paper), format_), nl=False)

@@ -1,122 +1,138 @@
 """``embedkit data``: look at sources, verify them, tokenize text, write held-out tasks."""
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from embedkit import api
 from embedkit.errors import UserError
-from embedkit_cli.shares import shares
+from embedkit_cli.command_line import Commands
+from embedkit_cli.options import RECIPE_HELP, RecipeName, manifest_names, recipe_names
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-    from transformers import PreTrainedTokenizerBase
-
-    from embedkit.data.manifests.manifest import Manifest
-    from embedkit.data.manifests.text_manifest import TextManifest
-    from embedkit.data.pairs.lengths import Lengths
-    from embedkit.finetuning.mixture import Mixture
-    from embedkit.recipe import Recipe
-
-app = typer.Typer(no_args_is_help=True, help="Sources of training text.")
-app.command()(shares)
+app = typer.Typer(cls=Commands, help="Look at, verify and prepare the sources of training text.")
 
 ManifestName = Annotated[
-    str, typer.Argument(metavar="NAME", help="A name under data_manifests/, or a path.")
+    str,
+    typer.Argument(
+        metavar="NAME",
+        autocompletion=manifest_names,
+        help="A manifest: a name under data_manifests/, or a path.",
+    ),
 ]
 ManifestNames = Annotated[
-    list[str], typer.Argument(metavar="[NAME]...", help="Default: all that come with embedkit.")
+    list[str],
+    typer.Argument(
+        metavar="[NAME]...",
+        autocompletion=manifest_names,
+        help="Manifests by name or path; without any, all that come with embedkit.",
+    ),
 ]
-Model = Annotated[str, typer.Option("--model", help="Whose tokenizer counts the tokens.")]
+Model = Annotated[str, typer.Option("--model", help="The model whose tokenizer counts the tokens.")]
 TextNames = Annotated[
-    list[str], typer.Argument(metavar="[NAME]...", help="Names under data_manifests/, or paths.")
+    list[str],
+    typer.Argument(
+        metavar="[NAME]...",
+        autocompletion=manifest_names,
+        help="Manifests of text: names under data_manifests/, or paths.",
+    ),
 ]
-Tokenizer = Annotated[str | None, typer.Option("--tokenizer", help="A model, for its tokenizer.")]
-Verified = Annotated[
+Tokenizer = Annotated[
     str | None,
-    typer.Option("--tokenizer", help="Of text, also verify the token ids that this model makes."),
+    typer.Option("--tokenizer", help="The model whose tokenizer is used, if not the recipe's."),
+]
+VerifiedTokenizer = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        help="Verify the token ids of text too, as this model's tokenizer makes them.",
+    ),
 ]
 CheckedRecipe = Annotated[
-    str | None, typer.Option("--recipe", help="All sources of this recipe, in place of names.")
-]
-TextRecipe = Annotated[
     str | None,
-    typer.Option("--recipe", help="All of its sources, with its tokenizer or --tokenizer."),
+    typer.Option(
+        "--recipe",
+        autocompletion=recipe_names,
+        help="Verify all sources of this recipe, in place of names.",
+    ),
 ]
-RecipeName = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A name under recipes/, without .toml, or a path.")
+PreparedRecipe = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        autocompletion=recipe_names,
+        help="Prepare all sources of this recipe, in place of names.",
+    ),
 ]
-Output = Annotated[Path, typer.Option("--output", help="The folder of the task folders.")]
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", autocompletion=recipe_names, help=RECIPE_HELP)
+]
+Output = Annotated[Path, typer.Option("--output", help="The folder for the task folders.")]
 MaxDocuments = Annotated[
     int | None,
-    typer.Option("--max-documents", min=1, help="Cut each corpus. Default: as in the recipe."),
+    typer.Option(
+        "--max-documents",
+        min=1,
+        help="Each corpus has at most this many documents; the recipe says it if it is not given.",
+    ),
 ]
 Workers = Annotated[
-    int, typer.Option("--workers", min=1, help="Sources of pairs that are opened at a time.")
+    int, typer.Option("--workers", min=1, help="This many sources of pairs are opened at a time.")
 ]
 Sample = Annotated[
     int | None,
-    typer.Option("--sample", min=1, help="Tokenize so many rows of each source of pairs, not all."),
+    typer.Option(
+        "--sample", min=1, help="Only this many rows of each source of pairs are tokenized."
+    ),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option("--steps", min=1, help="The length of the run, if not the recipe's."),
+]
+Rows = Annotated[
+    list[str],
+    typer.Option(
+        "--rows",
+        metavar="NAME=ROWS",
+        help="The number of rows of a source whose manifest states none. May be repeated.",
+    ),
 ]
 Upgrade = Annotated[
-    bool, typer.Option("--upgrade", help="Also ask for the newest of what is pinned already.")
+    bool,
+    typer.Option("--upgrade", help="Ask for the newest commits of what is pinned already, too."),
 ]
 
 
 @app.command("list")
 def list_() -> None:
     """Print every source that comes with embedkit: name, kind, expected rows and licence."""
-    from embedkit.data.manifests.manifest import Manifest, shipped_tables
-    from embedkit.data.manifests.text_manifest import load_any_manifest
-
-    for name, _ in shipped_tables():
-        manifest = load_any_manifest(name)
-        kind = "pairs" if isinstance(manifest, Manifest) else "text"
-        rows = f"{manifest.rows:,} rows" if manifest.rows else "rows not stated"
-        if isinstance(manifest, Manifest) and manifest.rows_read:
-            rows = f"made of {manifest.rows_read:,} rows"
-        typer.echo(f"{name}\t{kind}\t{rows}\t{manifest.license}")
+    for source in api.shipped_sources():
+        typer.echo("\t".join((source.name, source.kind, source.rows, source.license)))
 
 
 @app.command()
 def show(name: ManifestName, model: Model = "starter") -> None:
     """Print what a source is, its first rows and how long its texts are."""
-    from rich.console import Console
-
-    from embedkit.data.manifests.manifest import Manifest
-    from embedkit.data.manifests.text_manifest import load_any_manifest
-    from embedkit.models.hub import load_tokenizer
-    from embedkit_cli import data_tables
-
-    manifest = load_any_manifest(name)
-    tokenizer = load_tokenizer(model)
-
-    if isinstance(manifest, Manifest):
-        tables = data_tables.of_pairs(manifest, tokenizer, model)
-    else:
-        tables = data_tables.of_text(manifest, tokenizer, model)
-    console = Console()
-    for table in tables:
-        console.print(table)
+    _print(api.describe_source(name, model=model))
 
 
 @app.command()
 def check(
-    names: ManifestNames = [], tokenizer: Verified = None, recipe: CheckedRecipe = None
+    names: ManifestNames = [], tokenizer: VerifiedTokenizer = None, recipe: CheckedRecipe = None
 ) -> None:
-    """Open and verify sources, one line each. Exit code 1: one of them is not as it should be."""
-    from embedkit.data.manifests.manifest import shipped_manifests
-    from embedkit.data.manifests.text_manifest import shipped_text_manifests
-    from embedkit.recipe import load_any_recipe
+    """Open and verify sources, and print a line for each.
 
-    if recipe and names:
-        raise UserError("data check takes NAME... or --recipe, not both")
-    if recipe:
-        names = [mix.manifest for mix in load_any_recipe(recipe).data.mix]
-    every = sorted([*shipped_manifests(), *shipped_text_manifests()])
-    sound = [_check(name, tokenizer) for name in names or every]
-    if not all(sound):
+    If a source is not as it should be, the exit code is 1.
+    """
+    sound = True
+    for found in api.check_sources(names, recipe=recipe, tokenizer=tokenizer):
+        verdict = "ok" if found.sound else "failed"
+        warnings = [f"warning: {warning}" for warning in found.warnings]
+        typer.echo("\t".join((found.name, verdict, found.remark, *warnings)))
+        sound = sound and found.sound
+    if not sound:
         raise typer.Exit(1)
 
 
@@ -124,190 +140,65 @@ def check(
 def prepare(
     names: TextNames = [],
     tokenizer: Tokenizer = None,
-    recipe: TextRecipe = None,
+    recipe: PreparedRecipe = None,
     workers: Workers = 4,
     sample: Sample = None,
 ) -> None:
-    """Tokenize sources of text for pretraining; fetch, verify and tokenize the pairs of a recipe.
+    """Tokenize sources of text for pretraining, or fetch and tokenize the pairs of a recipe.
 
     What is there already is only opened. Of text the token ids are kept, of pairs their lengths.
     """
-    from rich.console import Console
+    tables = api.prepare_data(
+        names,
+        tokenizer=tokenizer,
+        recipe=recipe,
+        workers=workers,
+        sample=sample,
+        on_progress=partial(typer.echo, err=True),
+    )
+    _print(tables)
 
-    from embedkit.data.text.texts import Texts
-    from embedkit.data.text.tokenized import prepare as tokenize
-    from embedkit.models.hub import load_tokenizer
-    from embedkit.pretraining.mixture import texts_of
-    from embedkit.recipe import Recipe, load_any_recipe
-    from embedkit.tokens.vocabulary import Vocabulary
-    from embedkit_cli import data_tables
 
-    if recipe and not names:
-        resolved = load_any_recipe(recipe)
-        if isinstance(resolved, Recipe):
-            _prepare_pairs(resolved, tokenizer or resolved.model, workers, sample)
-            return
-        tokenizer = tokenizer or resolved.model.tokenizer
-        texts = list(texts_of(resolved).values())
-    elif names and tokenizer and not recipe:
-        texts = [Texts.from_manifest(name) for name in names]
-    else:
-        raise UserError("data prepare takes NAME... and --tokenizer, or --recipe alone")
-    if sample is not None:
-        raise UserError(f"--sample {sample}: text is tokenized whole; leave it out")
-    loaded = load_tokenizer(tokenizer)
-    vocabulary = Vocabulary.of(loaded)
-    prepared = [tokenize(each, loaded) for each in texts]
-    Console().print(data_tables.of_token_ids(prepared, vocabulary.framing, tokenizer))
+@app.command()
+def shares(recipe: RecipeName, steps: Steps = None, rows: Rows = []) -> None:
+    """Print how often a recipe reads each source: the expected and the drawn share of the steps.
+
+    No data is read: the manifests say how many rows there are.
+    """
+    given = dict(_name_and_rows(word) for word in rows)
+    found = api.sampling_shares(api.load_recipe(recipe), steps=steps, rows=given)
+    typer.echo("source\trows\tbatch\texpected\tdrawn\tsteps\tstandard deviations\tpasses")
+    for each in found:
+        typer.echo(
+            f"{each.source}\t{each.rows:,}\t{each.batch_size}\t{each.expected:.2%}"
+            f"\t{each.drawn:.2%}\t{each.steps}\t{each.deviations:+.1f}\t{each.passes:.2f}"
+        )
 
 
 @app.command()
 def lock(names: ManifestNames = [], upgrade: Upgrade = False) -> None:
-    """Pin the data sets that are on the hub: write their newest commits down. Needs the hub."""
-    from embedkit.data.manifests import hub_lock
-    from embedkit.data.manifests.manifest import HubSource, shipped_tables
-    from embedkit.data.manifests.text_manifest import load_any_manifest
-
-    every = names or [name for name, _ in shipped_tables()]
-    found = [load_any_manifest(name).source for name in every]
-    open_ = [each.id for each in found if isinstance(each, HubSource) and not each.revision]
-    ids = dict.fromkeys(id_ for id_ in open_ if not Path(id_).is_dir())
-    for id_, commit in hub_lock.update(hub_lock.default_path(), ids, upgrade=upgrade).items():
+    """Pin the data sets of the hub to their newest commits; this needs the hub."""
+    for id_, commit in api.lock_sources(names, upgrade=upgrade).items():
         typer.echo(f"{commit}\t{id_}")
 
 
 @app.command()
-def tasks(recipe: RecipeName, output: Output, max_documents: MaxDocuments = None) -> None:
-    """Write the task folders of the concepts that a recipe's sources hold out."""
-    from embedkit.data.manifests.manifest import load_manifest
-    from embedkit.data.pairs.held_out import write_tasks
-    from embedkit.recipe import load_recipe
-
-    resolved = load_recipe(recipe)
-    manifests = [load_manifest(mix.manifest) for mix in resolved.data.mix]
-    limit = max_documents or resolved.evaluation.max_documents
-    for folder in write_tasks(manifests, output, limit):
+def tasks(recipe: RecipeArgument, output: Output, max_documents: MaxDocuments = None) -> None:
+    """Write task folders of the concepts that a recipe's sources hold out."""
+    for folder in api.write_held_out_tasks(recipe, output, max_documents=max_documents):
         typer.echo(folder)
 
 
-def _prepare_pairs(recipe: "Recipe", model: str, workers: int, sample: int | None) -> None:
-    """Open every source, which fetches, verifies and caches it, and tell what training reads."""
-    import warnings
-
+def _print(tables: Iterable[object]) -> None:
     from rich.console import Console
 
-    from embedkit.data.pairs.open_all import open_all
-    from embedkit.finetuning.mixture import open_mixture, resolve_steps
-    from embedkit.models.hub import load_tokenizer
-    from embedkit_cli import data_tables
-
-    # Before the data, which may be gigabytes to fetch.
-    tokenizer = load_tokenizer(model)
-    names = [mix.manifest for mix in recipe.data.mix]
-    for number, (name, rows) in enumerate(open_all(names, workers), start=1):
-        typer.echo(f"{number}/{len(names)}\t{name}\t{rows} rows", err=True)
-    with warnings.catch_warnings():
-        # Each was heard a moment ago.
-        warnings.simplefilter("ignore", UserWarning)
-        mixture = open_mixture(recipe)
-    resolved = resolve_steps(recipe, mixture)
-
-    lengths = _measured(mixture, tokenizer, sample)
     console = Console()
-    console.print(data_tables.of_shares(mixture, resolved))
-    title = f"tokens by {model}, {f'{sample:,} rows at most' if sample else 'every text'}"
-    console.print(data_tables.of_lengths(mixture, resolved, lengths, title))
+    for table in tables:
+        console.print(table)
 
 
-def _measured(
-    mixture: "Mixture", tokenizer: "PreTrainedTokenizerBase", sample: int | None
-) -> "dict[str, Lengths]":
-    """The lengths of every source's texts, or of a sample of rows, by its name."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from embedkit.data.pairs.lengths import all_lengths, sampled_lengths
-
-    if sample is not None:
-        return {each.name: sampled_lengths(each, tokenizer, sample) for each in mixture.records}
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("tokenizing {task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rows"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    found = {}
-    with bar as progress:
-        for number, records in enumerate(mixture.records, start=1):
-            task = progress.add_task(records.name, total=len(records))
-            told = partial(_moved, progress, task)
-            found[records.name] = all_lengths(records, tokenizer, told)
-            progress.remove_task(task)
-            typer.echo(f"{number}/{len(mixture.records)}\t{records.name}\ttokenized", err=True)
-    return found
-
-
-def _moved(progress: "Progress", task: "TaskID", rows: int) -> None:
-    progress.update(task, completed=rows)
-
-
-def _check(name: str, tokenizer: str | None) -> bool:
-    """Print the line of one source; whether it is sound."""
-    import warnings
-
-    from embedkit.data.manifests.manifest import Manifest
-    from embedkit.data.manifests.text_manifest import load_any_manifest
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        try:
-            manifest = load_any_manifest(name)
-            if isinstance(manifest, Manifest):
-                found = _check_pairs(manifest)
-            else:
-                found = _check_text(manifest, tokenizer)
-        except UserError as error:
-            typer.echo(f"{name}\tfailed\t{' '.join(str(error).split())}")
-            return False
-    notes = dict.fromkeys(f"\twarning: {warning.message}" for warning in caught)
-    typer.echo(f"{name}\tok\t{found}{''.join(notes)}")
-    return True
-
-
-def _check_pairs(manifest: "Manifest") -> str:
-    from embedkit.data.pairs.records import open_manifest
-
-    found = f"{len(open_manifest(manifest))} rows"
-    if manifest.held_out:
-        found += f", {len(open_manifest(manifest, 'held_out'))} held out"
-    return found
-
-
-def _check_text(manifest: "TextManifest", model: str | None) -> str:
-    """Read the text; with a tokenizer, its token ids, which are made where they are not there."""
-    from embedkit.data.text.texts import Texts
-    from embedkit.data.text.tokenized import prepare
-    from embedkit.models.hub import load_tokenizer
-
-    texts = Texts.from_manifest(manifest)
-    if model is None and manifest.source.kind == "hub":
-        next(texts.documents(), None)
-        return "opened; the rest is read by data prepare"
-    if model is None:
-        documents, held_out = texts.count()
-        return _counted(documents - held_out, held_out if manifest.held_out else None)
-    tokenized = prepare(texts, load_tokenizer(model))
-    stores = [each for each in (tokenized.train, tokenized.held_out) if each is not None]
-    for store in stores:
-        store.verify()
-    found = _counted(*map(len, stores))
-    return f"{found}, {sum(each.num_tokens for each in stores)} tokens"
-
-
-def _counted(documents: int, held_out: int | None = None) -> str:
-    found = f"{documents} documents"
-    return found if held_out is None else f"{found}, {held_out} held out"
+def _name_and_rows(word: str) -> tuple[str, int]:
+    name, equals, rows = word.partition("=")
+    if not equals or not rows.isdigit() or int(rows) == 0:
+        raise UserError(f"--rows {word}: write NAME=ROWS, e.g. gooaq=2000000")
+    return name, int(rows)

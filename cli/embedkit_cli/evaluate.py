@@ -3,72 +3,52 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
+from embedkit import EvaluationSettings, api
 from embedkit.errors import UserError
-from embedkit_cli.dtype import Precision, check_dtype
+from embedkit_cli.options import Model, recipe_names, with_options
 
-Model = Annotated[
-    str,
-    typer.Option("--model", help="A folder, a hub id, package:<distribution>/<path>, or starter."),
-]
 Output = Annotated[
-    Path | None, typer.Option("--output", help="Results and summary.json are kept here.")
+    Path | None, typer.Option("--output", help="The folder for results and summary.json.")
 ]
 Benchmark = Annotated[
-    str | None, typer.Option("--benchmark", help='One of mteb\'s, such as "MTEB(eng, v1)".')
+    str | None, typer.Option("--benchmark", help='A benchmark of mteb, such as "MTEB(eng, v1)".')
 ]
 Tasks = Annotated[
-    list[str], typer.Option("--tasks", metavar="NAME...", help="Tasks by their names in mteb.")
+    list[str], typer.Option("--tasks", metavar="NAME...", help="Names of tasks of mteb.")
 ]
 TaskDirs = Annotated[
     list[Path],
-    typer.Option("--task-dir", metavar="DIR", help="A task folder, or a folder of them."),
+    typer.Option(
+        "--task-dir", metavar="DIR", help="A task folder, or a folder of them. May be repeated."
+    ),
 ]
 RecipeName = Annotated[
-    str | None, typer.Option("--recipe", help="The tasks of this recipe's evaluation.")
-]
-Instructions = Annotated[
-    Literal["none", "paper"] | None,
+    str | None,
     typer.Option(
-        "--instructions",
-        help="paper puts the NeoBERT paper's instructions before the texts of MTEB(eng, v1)'s "
-        "tasks; none leaves the model its own prompts. Default: what the recipe says, else none.",
+        "--recipe",
+        autocompletion=recipe_names,
+        help="A recipe, whose evaluation says what the model is scored on.",
     ),
-]
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="Read mteb's data from this mirror: owner/name/..."),
-]
-TruncateDim = Annotated[
-    int | None, typer.Option("--truncate-dim", help="Score the first dimensions alone.")
-]
-Cache = Annotated[bool, typer.Option(help="Keep vectors, so that no text is encoded twice.")]
-CacheSize = Annotated[
-    str, typer.Option("--cache-size", help="Of all kept vectors; the least recently used go first.")
 ]
 Estimate = Annotated[
-    bool, typer.Option("--estimate", help="Print texts, tokens and time, and score nothing.")
-]
-ContextDocuments = Annotated[
-    int | None,
+    bool,
     typer.Option(
-        "--context-documents",
-        metavar="N",
-        help="That a contextual model reads before each task. Default: as many as it has slots.",
+        "--estimate",
+        help="Print how many texts and tokens there are and how long they take, and score nothing.",
     ),
 ]
-ContextSeed = Annotated[
-    int | None, typer.Option("--context-seed", metavar="S", help="Of their draw. Default: 0.")
-]
 Devices = Annotated[
-    int | None, typer.Option("--devices", min=1, help="Start torchrun with as many processes.")
+    int | None,
+    typer.Option("--devices", min=1, help="Start torchrun with this many processes."),
 ]
 More = Annotated[list[str], typer.Argument(hidden=True)]
 
 
+@with_options(EvaluationSettings)
 def eval_mteb(
     model: Model,
     output: Output = None,
@@ -76,28 +56,21 @@ def eval_mteb(
     tasks: Tasks = [],
     task_dir: TaskDirs = [],
     recipe: RecipeName = None,
-    dtype: Precision = "auto",
-    instructions: Instructions = None,
-    data_dir: DataDir = None,
-    truncate_dim: TruncateDim = None,
-    cache: Cache = True,
-    cache_size: CacheSize = "20GB",
-    context_documents: ContextDocuments = None,
-    context_seed: ContextSeed = None,
     estimate: Estimate = False,
     devices: Devices = None,
     more: More = [],
+    **options: Any,
 ) -> None:
-    """Evaluate a model; a second run scores only what is missing.
+    """Score a model on a benchmark, on tasks of mteb or on tasks of one's own.
 
-    Exit code 1: a task failed. The summary names it, and the others are scored.
+    A second run scores only what is missing. If a task fails, the summary names it, the others are
+    scored, and the exit code is 1.
     """
     if more and not tasks:
         raise UserError(
             f"{' '.join(more)}: an argument without its option; quote names with spaces"
         )
     _check_choice(benchmark, tasks, task_dir, recipe)
-    check_dtype(dtype)
     if output is None and not estimate:
         raise UserError("--output is missing: name the folder that the results go to")
     # An estimate is of one device.
@@ -107,25 +80,12 @@ def eval_mteb(
     is_main = os.environ.get("RANK", "0") == "0"
     if estimate and not is_main:
         return
-    from embedkit import api
-
-    settings: dict[str, Any] = {
-        "benchmark": benchmark,
-        "recipe": recipe,
-        "dtype": dtype,
-        "instructions": instructions,
-        "data_dir": data_dir,
-        "context_documents": context_documents,
-        "context_seed": context_seed,
-    }
     chosen: list[str | Path] = [*tasks, *more, *task_dir]
+    options |= {"benchmark": benchmark, "recipe": recipe}
     if output is None or estimate:
-        typer.echo(api.estimate(model, chosen, **settings).text(), nl=False)
+        typer.echo(api.estimate(model, chosen, **options).text(), nl=False)
         return
-    keep = cache_size if cache else None
-    summary = api.evaluate(
-        model, chosen, output, truncate_dim=truncate_dim, cache_size=keep, **settings
-    )
+    summary = api.evaluate(model, chosen, output, **options)
     if is_main:
         typer.echo(summary.text(), nl=False)
         if summary.failed:

@@ -5,20 +5,15 @@ from typing import Annotated
 
 import typer
 
-from embedkit.errors import UserError
+from embedkit import api
+from embedkit_cli.options import Model
 
-_TARGETS = ("eurobert", "neobert", "onnx")
-
-Model = Annotated[
-    str,
-    typer.Option("--model", help="A folder, a hub id, package:<distribution>/<path>, or starter."),
-]
 To = Annotated[
-    str,
+    api.ExportTarget,
     typer.Option(
         "--to",
-        help="eurobert: a NeoBERT as a stock sentence-transformers folder. neobert: its authors' "
-        "layout. onnx: any encoder as a graph (extra onnx).",
+        help="eurobert writes a NeoBERT as a stock sentence-transformers folder, neobert writes it "
+        "in its authors' layout, and onnx writes any encoder as a graph (extra onnx).",
     ),
 ]
 Output = Annotated[Path, typer.Option("--output", help="The folder to write.")]
@@ -27,10 +22,6 @@ Overwrite = Annotated[
 ]
 
 
-def export(model: Model, to: To, output: Output, overwrite: Overwrite = False) -> None:
-    """Write a model in a form that others read; whole or not at all."""
-    if to not in _TARGETS:
-        raise UserError(f"--to {to}: choose {', '.join(_TARGETS)}")
-    from embedkit.models import export as exporting
-
-    typer.echo(exporting.export(model, output, to=to, overwrite=overwrite))
+def export(model: Model, output: Output, to: To = "eurobert", overwrite: Overwrite = False) -> None:
+    """Write a model in a form that other programs read, whole or not at all."""
+    typer.echo(api.export(model, output, to=to, overwrite=overwrite))

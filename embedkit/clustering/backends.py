@@ -1,6 +1,6 @@
 """Who does the arithmetic of clustering: torch or faiss, on a CPU or a GPU."""
 
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from embedkit import rng
-from embedkit.errors import UserError
-
-BackendName = Literal["torch", "faiss"]
+from embedkit.clustering.settings import BackendName
+from embedkit.errors import ArgumentError
 
 ITERATIONS = 10
 SAMPLED = 256
@@ -42,17 +41,13 @@ class Backend(Protocol):
         ...
 
 
-def open_backend(name: str, device: torch.device) -> Backend:
-    """The backend called ``name``.
+def open_backend(name: BackendName, device: torch.device) -> Backend:
+    """Open the backend called ``name``.
 
     Raises:
-        UserError: there is no such backend, or it is not installed.
+        ArgumentError: faiss is not installed.
     """
-    if name == "torch":
-        return TorchBackend(device)
-    if name == "faiss":
-        return FaissBackend(device)
-    raise UserError(f"--backend {name}: choose torch or faiss")
+    return FaissBackend(device) if name == "faiss" else TorchBackend(device)
 
 
 class TorchBackend:
@@ -96,10 +91,11 @@ class FaissBackend:
         try:
             import faiss
         except ImportError:
-            raise UserError(
-                '--backend faiss: is not installed: pip install "embedkit-neobert[faiss]" '
-                "(with a GPU: [gpu]), or take --backend torch"
-            ) from None
+            reason = (
+                'faiss is not installed: pip install "embedkit-neobert[faiss]" (with a GPU: '
+                "[gpu]), or take torch"
+            )
+            raise ArgumentError(("backend", reason)) from None
         # The distribution for GPUs is another one than that for CPUs.
         on_gpu = device.type == "cuda" and faiss.get_num_gpus() > 0
         self.device = device if on_gpu else torch.device("cpu")

@@ -6,52 +6,27 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt
 from rich.console import Console
 
 from embedkit import distributed, rng
 from embedkit.clustering import cells, reduction
-from embedkit.clustering.backends import Backend, BackendName, open_backend
+from embedkit.clustering.backends import Backend, open_backend
 from embedkit.clustering.comparison import compare
 from embedkit.clustering.embedding import embed
 from embedkit.clustering.report import markdown, plot
+from embedkit.clustering.settings import ClusteringSettings
 from embedkit.clustering.table_writer import replace_text, write_header, write_order
-from embedkit.config import Section, differences
+from embedkit.config import differences
 from embedkit.data.batch_table import BatchTable, SourceFacts, source_folder
 from embedkit.data.pairs.records import Records
 from embedkit.data.vector_store import VectorStore
 from embedkit.errors import UserError
 from embedkit.models.embedder import Embedder
 
-SURROGATE = "thenlper/gte-large"
-"""The model that embeds for the clustering in the paper (appendix G.2)."""
 _BEGUN = "begun.json"
-
-
-class Settings(Section):
-    """How batches are cut."""
-
-    dims: PositiveInt = 128
-    """Principal axes that k-means works in."""
-    max_tokens: int = Field(default=512, ge=3)
-    """Where the surrogate cuts a text, special tokens included."""
-    short_batch: bool = False
-    """Make the rows that fill no batch a short one, instead of leaving them out."""
-    backend: BackendName = "torch"
-    seed: NonNegativeInt = 0
-
-
-class Options(TypedDict, total=False):
-    """The fields of ``Settings``."""
-
-    dims: int
-    max_tokens: int
-    short_batch: bool
-    backend: BackendName
-    seed: int
 
 
 def make(
@@ -59,7 +34,7 @@ def make(
     batch_sizes: Sequence[int],
     surrogate: Embedder,
     output: Path,
-    settings: Settings,
+    settings: ClusteringSettings,
     console: Console,
 ) -> BatchTable:
     """Write the batches of every source under ``output``; what is there already stays.
@@ -83,11 +58,11 @@ def make(
         console.print(f"cut {facts[number].name}", highlight=False, markup=False)
         _cut(source_folder(output, number), facts[number], backend, settings)
     distributed.barrier()
-    distributed.on_main(partial(write_header, output, facts, settings.model_dump(), model))
+    distributed.on_main(partial(write_header, output, facts, settings.recorded(), model))
     return BatchTable.open(output)
 
 
-def report(table: BatchTable, output: Path, settings: Settings, console: Console) -> None:
+def report(table: BatchTable, output: Path, settings: ClusteringSettings, console: Console) -> None:
     """Write ``report.md`` and a picture of it, unless those of this table are there."""
     page = output / "report.md"
     if page.is_file() and table.hash in page.read_text(encoding="utf-8"):
@@ -115,11 +90,14 @@ def _reading(surrogate: Embedder, max_tokens: int) -> Iterator[None]:
 
 
 def _begin(
-    output: Path, facts: Sequence[SourceFacts], settings: Settings, model: Mapping[str, str]
+    output: Path,
+    facts: Sequence[SourceFacts],
+    settings: ClusteringSettings,
+    model: Mapping[str, str],
 ) -> None:
     """Claim the folder, or see that it was claimed for the same batches."""
     now: dict[str, Any] = {
-        "settings": settings.model_dump(),
+        "settings": settings.recorded(),
         "surrogate": {**model, "identity": model["identity"][:12]},
         "sources": {each.name: {**asdict(each), "content": each.content[:12]} for each in facts},
         "order": [each.name for each in facts],
@@ -140,7 +118,7 @@ def _begin(
     replace_text(begun, json.dumps(now, indent=2) + "\n")
 
 
-def _cut(folder: Path, facts: SourceFacts, backend: Backend, settings: Settings) -> None:
+def _cut(folder: Path, facts: SourceFacts, backend: Backend, settings: ClusteringSettings) -> None:
     if (folder / "rows.i64").is_file():
         return
     if facts.rows <= facts.batch_size:

@@ -5,25 +5,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Unpack
 
 from mteb.abstasks.abstask import AbsTask
 
-from embedkit.errors import UserError
+from embedkit import distributed
+from embedkit.config import from_arguments
+from embedkit.errors import ArgumentError, UserError
 from embedkit.evaluation.encoding.distributed_encoder import DistributedEncoder
 from embedkit.evaluation.encoding.encoders import CachedEncoder, TextEncoder, Truncated
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
-from embedkit.evaluation.encoding.vector_cache import VectorCache
+from embedkit.evaluation.encoding.vector_cache import VectorCache, bytes_of
 from embedkit.evaluation.mteb.estimate import Estimate
 from embedkit.evaluation.mteb.estimate import estimate as counted
 from embedkit.evaluation.mteb.mirror import check_mirror
 from embedkit.evaluation.mteb.scoring import evaluate as score
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
 from embedkit.evaluation.recipe_tasks import tasks_of
+from embedkit.evaluation.settings import EvaluationOptions, EvaluationSettings
 from embedkit.evaluation.summary import Summary
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedding_model import EmbeddingModel
-from embedkit.recipe import Instructions, Recipe
+from embedkit.models.load import opened
+from embedkit.recipe import Recipe, as_recipe
 from embedkit.storage import cache
 from embedkit.tokens.prompts import benchmark_prompts
 
@@ -36,19 +40,11 @@ class TaskSelection:
     """Names of mteb's tasks, and task folders or folders of them."""
     benchmark: str | None
     recipe: Recipe | None
-    data_dir: Path | None
-    """A mirror that mteb's tasks read instead of the hub."""
-    instructions: Instructions | None
-    """Which instructions the tasks of MTEB(eng, v1) get; ``None`` goes by the recipe, and gives
-    none where there is no recipe."""
 
-    def __post_init__(self) -> None:
-        known = get_args(Instructions)
-        if self.instructions is not None and self.instructions not in known:
-            raise UserError(f"instructions = {self.instructions!r}: choose {' or '.join(known)}")
-
-    def select(self, folder: Path) -> tuple[list[AbsTask], dict[str, str]]:
-        """The tasks and their instructions; what a recipe holds out is written to ``folder``.
+    def select(
+        self, folder: Path, settings: EvaluationSettings
+    ) -> tuple[list[AbsTask], dict[str, str]]:
+        """Return the tasks and their instructions; what a recipe holds out goes to ``folder``.
 
         Raises:
             UserError: nothing is named, or what is named is not there.
@@ -63,12 +59,12 @@ class TaskSelection:
             )
         else:
             tasks = tasks_of(self.recipe, folder)
-        if self.data_dir is not None:
-            check_mirror(self.data_dir, [part for task in tasks for part in leaves(task)])
-        selection = self.instructions or (
+        if settings.data_dir is not None:
+            check_mirror(settings.data_dir, [part for task in tasks for part in leaves(task)])
+        instructions = settings.instructions or (
             self.recipe.evaluation.instructions if self.recipe else None
         )
-        return tasks, benchmark_prompts() if selection == "paper" else {}
+        return tasks, benchmark_prompts() if instructions == "paper" else {}
 
 
 @dataclass(frozen=True)
@@ -97,89 +93,110 @@ class Contexts:
     def refuse(self, reason: str) -> None:
         """Tell that something was asked for in vain, if it was."""
         asked = {"context_documents": self.documents, "context_seed": self.seed}
-        for name, value in asked.items():
-            if value is not None:
-                raise UserError(f"{name} {value}: {reason}; leave it out")
+        given = [name for name, value in asked.items() if value is not None]
+        if given:
+            raise ArgumentError(*((name, f"{reason}; leave it out") for name in given))
 
 
 def evaluate(
-    model: EmbeddingModel,
-    selection: TaskSelection,
-    output: Path,
+    model: str | Path | EmbeddingModel,
+    tasks: Sequence[str | Path] = (),
+    output: str | Path = "results",
     *,
-    truncate_dim: int | None = None,
-    cache_bytes: int | None = None,
-    contexts: Contexts | None = None,
+    benchmark: str | None = None,
+    recipe: Recipe | str | Path | None = None,
+    **options: Unpack[EvaluationOptions],
 ) -> Summary:
-    """Score a model on all ranks, of which rank 0 writes. Call it inside ``distributed.group``.
+    """Score a model on mteb tasks; what is scored already in ``output`` is not scored again.
+
+    Under torchrun all ranks encode, and rank 0 alone writes.
 
     Args:
-        model: on this rank's device.
-        selection: what to evaluate on.
+        model: a hub id, a folder, ``package:<distribution>/<path>``, an alias, or a loaded model.
+        tasks: names of mteb's tasks, and task folders or folders of them.
         output: where results and ``summary.json`` go.
-        truncate_dim: score the first dimensions of the vectors alone, at unit norm.
-        cache_bytes: of vectors that are kept under ``$EMBEDKIT_CACHE``; ``None`` keeps none.
-        contexts: what a contextual model reads before each task.
+        benchmark: a benchmark's name, such as ``MTEB(eng, v1)``.
+        recipe: evaluate on what this recipe evaluates on, in place of tasks and benchmark.
+        options: the fields of ``embedkit.EvaluationSettings``, with the defaults they have there.
 
     Raises:
-        UserError: what is named is not there, or the model cannot give it.
+        UserError: the model or a task does not exist, a task folder is broken, or the model cannot
+            give what an option asks for.
     """
-    contexts = contexts or Contexts()
-    _check(model, truncate_dim, contexts)
+    settings = from_arguments(EvaluationSettings, options)
+    max_bytes = bytes_of(settings.cache_size) if settings.cache else None
+    selection = TaskSelection(tasks, benchmark, None if recipe is None else as_recipe(recipe))
+    device = distributed.local_device()
+    with distributed.group(device):
+        subject = opened(model, dtype=settings.dtype).to(device)
+        contexts = _checked_contexts(subject, settings)
 
-    def scored(ranks: DistributedEncoder) -> Summary:
-        tasks, instructions = selection.select(output / "tasks")
-        vectors = None
-        if cache_bytes is not None:
-            vectors = VectorCache(cache.root() / "vectors", cache_bytes)
-        return score(
-            contexts.encoder(model, ranks) if isinstance(model, Contextual) else ranks,
-            tasks,
-            output,
-            around=partial(_around, vectors, truncate_dim),
-            instructions=instructions,
-            dtype=str(model.autocast or "float32").removeprefix("torch."),
-            data_dir=selection.data_dir,
-        )
+        def scored(ranks: DistributedEncoder) -> Summary:
+            chosen, instructions = selection.select(Path(output) / "tasks", settings)
+            vectors = None
+            if max_bytes is not None:
+                vectors = VectorCache(cache.root() / "vectors", max_bytes)
+            return score(
+                contexts.encoder(subject, ranks) if isinstance(subject, Contextual) else ranks,
+                chosen,
+                Path(output),
+                around=partial(_around, vectors, settings.truncate_dim),
+                instructions=instructions,
+                dtype=str(subject.autocast or "float32").removeprefix("torch."),
+                data_dir=settings.data_dir,
+            )
 
-    return DistributedEncoder(model).run_on_main(scored)
+        return DistributedEncoder(subject).run_on_main(scored)
 
 
 def estimate(
-    model: EmbeddingModel, selection: TaskSelection, contexts: Contexts | None = None
+    model: str | Path | EmbeddingModel,
+    tasks: Sequence[str | Path] = (),
+    *,
+    benchmark: str | None = None,
+    recipe: Recipe | str | Path | None = None,
+    **options: Unpack[EvaluationOptions],
 ) -> Estimate:
-    """What ``evaluate`` would encode and how long one such device takes; nothing is scored.
+    """Count what ``evaluate`` would encode with the same arguments, and how long one device takes.
+
+    Nothing is scored. Kept vectors and ``truncate_dim`` change nothing that is counted.
 
     Raises:
-        UserError: what is named is not there, or the model cannot give it.
+        UserError: the model or a task does not exist, a task folder is broken, or the model cannot
+            give what an option asks for.
     """
-    contexts = contexts or Contexts()
-    _check(model, None, contexts)
+    settings = from_arguments(EvaluationSettings, options)
+    selection = TaskSelection(tasks, benchmark, None if recipe is None else as_recipe(recipe))
+    subject = opened(model, dtype=settings.dtype).to(distributed.local_device())
+    contexts = _checked_contexts(subject, settings)
     documents = None
-    if isinstance(model, Contextual) and model.frozen is None:
-        documents = contexts.encoder(model).num_documents
+    if isinstance(subject, Contextual) and subject.frozen is None:
+        documents = contexts.encoder(subject).num_documents
     with tempfile.TemporaryDirectory() as folder:
-        tasks, instructions = selection.select(Path(folder))
+        chosen, instructions = selection.select(Path(folder), settings)
         return counted(
-            model,
-            tasks,
+            subject,
+            chosen,
             instructions=instructions,
-            data_dir=selection.data_dir,
+            data_dir=settings.data_dir,
             context_documents=documents,
         )
 
 
-def _check(model: EmbeddingModel, truncate_dim: int | None, contexts: Contexts) -> None:
+def _checked_contexts(model: EmbeddingModel, settings: EvaluationSettings) -> Contexts:
     """Find on every rank, and before anything is read, what the model cannot give."""
+    contexts = Contexts(settings.context_documents, settings.context_seed)
     if isinstance(model, Contextual):
         contexts.encoder(model)
     else:
         contexts.refuse(f"{model.name} has one stage and reads no context")
-    if truncate_dim is not None and not 1 <= truncate_dim <= model.width:
-        raise UserError(
-            f"truncate_dim {truncate_dim}: {model.name} has vectors of {model.width} dimensions; "
-            f"choose from 1 to {model.width}"
+    if settings.truncate_dim is not None and settings.truncate_dim > model.width:
+        reason = (
+            f"{model.name} has vectors of {model.width} dimensions; choose from 1 to {model.width} "
+            f"(got {settings.truncate_dim})"
         )
+        raise ArgumentError(("truncate_dim", reason))
+    return contexts
 
 
 def _around(

@@ -11,7 +11,7 @@ from embedkit.data.pairs.held_out import write_tasks
 from embedkit.data.pairs.records import Records
 from embedkit.errors import UserError
 from embedkit.evaluation.mteb.task_selection import select_tasks
-from embedkit.recipe import Evaluation, Recipe
+from embedkit.recipe import Evaluation, Recipe, as_recipe
 
 
 def check_tasks(wanted: Evaluation) -> None:
@@ -39,6 +39,25 @@ def tasks_of(recipe: Recipe, folder: Path) -> list[AbsTask]:
         raise UserError("the recipe has nothing under [evaluation]: set held_out or tasks")
     manifests = [load_manifest(mix.manifest) for mix in recipe.data.mix]
     return open_tasks(recipe.evaluation, manifests, [], folder)
+
+
+def write_held_out_tasks(
+    recipe: Recipe | str | Path, output: str | Path, *, max_documents: int | None = None
+) -> list[Path]:
+    """Write the task folders of the concepts that a recipe's sources hold out; return these.
+
+    Args:
+        recipe: a value, a name under ``recipes/``, or a path.
+        output: the folder of the task folders.
+        max_documents: largest corpus of a task; by default the recipe's.
+
+    Raises:
+        UserError: the recipe is wrong, nothing is held out, or ``output`` holds something else.
+    """
+    resolved = as_recipe(recipe)
+    manifests = [load_manifest(mix.manifest) for mix in resolved.data.mix]
+    limit = max_documents or resolved.evaluation.max_documents
+    return write_tasks(manifests, Path(output), limit)
 
 
 def open_tasks(

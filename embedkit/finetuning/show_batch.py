@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from embedkit import distributed, rng
 from embedkit.data.pairs.contrastive_batches import Batches, Texts
-from embedkit.errors import UserError
+from embedkit.errors import ArgumentError
 from embedkit.finetuning.mixture import (
     build_batch_sampler,
     open_batches,
@@ -34,7 +34,8 @@ def texts_of_step(recipe: Recipe, step: int, ranks: int = 1) -> Iterator[str]:
     recipe = resolve_steps(recipe, mixture, ranks)
     assert recipe.steps is not None
     if step >= recipe.steps:
-        raise UserError(f"--step {step}: the recipe has {recipe.steps} steps, from 0")
+        reason = f"the recipe has {recipe.steps} steps, which are counted from 0 (got {step})"
+        raise ArgumentError(("step", reason))
     tokenizer = hub.load_tokenizer(recipe.model)
     sampler = build_batch_sampler(mixture, recipe, ranks)
     batches = Batches(sampler, mixture.records, tokenizer, recipe.data, seed=recipe.seed)

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from numpy.typing import NDArray
 from rich.console import Console
 
-from embedkit.config import validated
+from embedkit.config import from_arguments
 from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import DataError
 from embedkit.mining import faiss_search
@@ -22,7 +22,7 @@ from embedkit.mining.exclusions import Exclusions
 from embedkit.mining.mined_source import write_manifest, write_pairs
 from embedkit.mining.output_folder import RECORD, OutputFolder
 from embedkit.mining.search import ExactSearch, Search, torch_best
-from embedkit.mining.settings import Mining, MiningOptions
+from embedkit.mining.settings import MiningOptions, MiningSettings
 from embedkit.mining.stored_vectors import stored_vectors
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel
@@ -45,9 +45,8 @@ def mine(
     model: str | Path | EmbeddingModel,
     output: str | Path,
     *,
-    dtype: str = "auto",
     overwrite: bool = False,
-    **settings: Unpack[MiningOptions],
+    **options: Unpack[MiningOptions],
 ) -> Mined:
     """Find hard negatives for every pair of a source, and write them as a source of its own.
 
@@ -59,9 +58,8 @@ def mine(
             holds concepts out, only the training rows are read.
         model: a hub id, a folder, ``package:<distribution>/<path>``, an alias, or a loaded model.
         output: the folder to write; the manifest in it is called as the folder is.
-        dtype: ``auto`` (bf16 where native, else fp32), ``bf16``, ``fp16`` or ``fp32``.
         overwrite: start anew, and replace what was mined into ``output``.
-        settings: the fields of ``embedkit.mining.settings.Mining``.
+        options: the fields of ``embedkit.MiningSettings``, with the defaults they have there.
 
     Returns:
         The manifest's path, which a recipe's mixture takes, and the audit.
@@ -70,17 +68,17 @@ def mine(
         UserError: source, model or a setting are not as they should be, ``output`` is taken or was
             begun with others, or faiss is asked for and not installed.
     """
-    wanted = validated(Mining, settings, "mine")
-    if wanted.search != "torch":
+    settings = from_arguments(MiningSettings, options)
+    if settings.search != "torch":
         faiss_search.load_faiss()
     records = source if isinstance(source, Records) else open_records(source)
     if not len(records):
         raise DataError(f"{records.name}: has no rows to mine negatives for")
-    embedder = one_stage(model, dtype=dtype, purpose="mine")
+    embedder = one_stage(model, dtype=settings.dtype, purpose="mine")
     plan = {
         "source": {"name": records.name, "fingerprint": records.fingerprint},
         "model": {"name": embedder.name, "identity": embedder.identity},
-        "settings": wanted.model_dump(mode="json"),
+        "settings": settings.recorded(),
     }
     place = OutputFolder(Path(output))
     manifest = place.output / f"{place.output.name}.toml"
@@ -89,7 +87,7 @@ def mine(
         return Mined(manifest, Audit(**record["audit"]))
     console = Console(stderr=True)
     with place.claimed(plan) as work:
-        audit = _Run(records, embedder, plan, wanted, work, console).write(place.output)
+        audit = _Run(records, embedder, plan, settings, work, console).write(place.output)
         place.publish(work / "result")
     return Mined(manifest, audit)
 
@@ -102,7 +100,7 @@ class _Run:
         records: Records,
         embedder: Embedder,
         plan: dict[str, Any],
-        settings: Mining,
+        settings: MiningSettings,
         work: Path,
         console: Console,
     ) -> None:

@@ -16,7 +16,7 @@ from embedkit.mining.audit import Audit
 from embedkit.mining.corpus import Corpus, Ids, Side
 from embedkit.mining.search import Scores
 from embedkit.mining.selection import Selected, select
-from embedkit.mining.settings import Mining
+from embedkit.mining.settings import MiningSettings
 from embedkit.storage import cache
 
 _ROWS = 8192
@@ -39,7 +39,7 @@ def write_pairs(
     corpus: Corpus,
     vectors: Mapping[str, NDArray[Any]],
     candidates: NDArray[Any],
-    settings: Mining,
+    settings: MiningSettings,
 ) -> Audit:
     """Write every row of the source with its negatives as parquet, in the order of the source.
 
@@ -65,7 +65,7 @@ def write_pairs(
 
 
 def write_manifest(
-    path: Path, records: Records, pairs: Path, at: Path, settings: Mining, remark: str
+    path: Path, records: Records, pairs: Path, at: Path, settings: MiningSettings, remark: str
 ) -> None:
     """Describe the pairs, which are to lie ``at``; training draws all negatives of a row."""
     kept = records.description.model_dump(mode="json", include=_KEPT, exclude_none=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from embedkit import rng
 from embedkit.mining.corpus import Ids
 from embedkit.mining.search import Scores
-from embedkit.mining.settings import Mining
+from embedkit.mining.settings import MiningSettings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ class Selected:
 
 
 def select(
-    candidates: NDArray[Any], positive_scores: Scores, rows: Ids, settings: Mining
+    candidates: NDArray[Any], positive_scores: Scores, rows: Ids, settings: MiningSettings
 ) -> Selected:
     """Choose the negatives of ``rows``; a row's draw is a function of the seed and its number.
 
@@ -53,7 +53,7 @@ def select(
     )
 
 
-def limits(positive_scores: Scores, settings: Mining) -> Scores:
+def limits(positive_scores: Scores, settings: MiningSettings) -> Scores:
     """The highest score that a negative of each positive may have."""
     if settings.margin_kind == "none":
         return np.full(positive_scores.shape, np.inf, dtype=np.float32)
@@ -62,7 +62,7 @@ def limits(positive_scores: Scores, settings: Mining) -> Scores:
     return np.asarray(positive_scores - settings.margin * scale, dtype=np.float32)
 
 
-def _order(admitted: NDArray[np.bool_], rows: Ids, settings: Mining) -> Ids:
+def _order(admitted: NDArray[np.bool_], rows: Ids, settings: MiningSettings) -> Ids:
     """Where in the window the negatives of each row stand, those that are admitted first."""
     top = np.argsort(~admitted, axis=1, kind="stable")
     if settings.sampling == "random":

@@ -1,10 +1,10 @@
-"""What mining is asked for: how many negatives, from which ranks, how far below the positive."""
+"""The settings of mining, which ``embedkit mine`` and ``embedkit.mine`` take by the same names."""
 
 from typing import Literal, Self, TypedDict
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from embedkit.config import Section
+from embedkit.models.settings import Dtype, DtypeSettings
 
 MarginKind = Literal["relative", "absolute", "none"]
 Sampling = Literal["top", "random"]
@@ -12,45 +12,37 @@ SearchKind = Literal["torch", "faiss-flat", "faiss-ivf"]
 StoreType = Literal["fp16", "fp32"]
 
 
-class MiningOptions(TypedDict, total=False):
-    """The fields of ``Mining``, all of which have a default."""
+class MiningSettings(DtypeSettings):
+    """How many negatives mining finds, in which ranks, and how far below the positive."""
 
-    negatives: int
-    skip: int
-    depth: int
-    margin: float
-    margin_kind: MarginKind
-    sampling: Sampling
-    seed: int
-    search: SearchKind
-    lists: int | None
-    probes: int | None
-    store: StoreType
-
-
-class Mining(Section):
     negatives: PositiveInt = 5
-    """For each row, at most."""
+    """Each row gets at most this many negatives."""
     skip: NonNegativeInt = 0
-    """Documents left out at the top of a query's ranking."""
+    """This many candidates at the top of each query's ranking are left out."""
     depth: PositiveInt = 100
-    """The last rank that is looked at. Ranks count what may be a negative at all."""
+    """Ranks beyond this one are not looked at. Ranks count only documents that may be negatives of
+    the query."""
     margin: float = Field(default=0.05, ge=0, allow_inf_nan=False)
-    """How far below its row's positive a negative has to score. NV-Retriever (arXiv 2407.15831)
+    """A negative has to score this far below its row's positive. NV-Retriever (arXiv 2407.15831)
     found a relative 0.05 best."""
     margin_kind: MarginKind = "relative"
-    """``relative``: a share of the positive's score; ``absolute``: a difference of scores."""
+    """The margin is a share of the positive's score (relative) or a difference of scores
+    (absolute); none admits every candidate."""
     sampling: Sampling = "top"
-    """The best that are admitted, or any of them, drawn by the seed."""
+    """top takes the best of the admitted candidates; random draws from all of them."""
     seed: int = 0
+    """Random seed for sampling negatives and for training the IVF index."""
     search: SearchKind = "torch"
-    """All but ``faiss-ivf`` are exact."""
+    """torch and faiss-flat search exactly, faiss-ivf approximately; both faiss searches need the
+    extra faiss or gpu."""
     lists: PositiveInt | None = None
-    """Of ``faiss-ivf``; ``None`` takes four times the root of the documents."""
+    """Number of lists in the IVF index (faiss-ivf only); four times the square root of the number
+    of documents if it is not given."""
     probes: PositiveInt | None = None
-    """Lists that a query looks into. ``None``: a sixteenth, eight at least."""
+    """Number of IVF lists that are searched for each query (faiss-ivf only); a sixteenth of the
+    lists, and at least 8, if it is not given."""
     store: StoreType = "fp16"
-    """Of the vectors on disk."""
+    """The vectors are kept on disk in this type."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -64,3 +56,20 @@ class Mining(Section):
         if self.search != "faiss-ivf" and (self.lists or self.probes):
             raise ValueError(f"lists and probes are of faiss-ivf, not of {self.search}")
         return self
+
+
+class MiningOptions(TypedDict, total=False):
+    """The types of ``MiningSettings`` as keyword arguments, for type checkers and editors."""
+
+    negatives: int
+    skip: int
+    depth: int
+    margin: float
+    margin_kind: MarginKind
+    sampling: Sampling
+    seed: int
+    search: SearchKind
+    lists: int | None
+    probes: int | None
+    store: StoreType
+    dtype: Dtype

@@ -3,9 +3,9 @@
 import json
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from embedkit.errors import UserError
+from embedkit.errors import ArgumentError, UserError
 from embedkit.models import hub
 from embedkit.models.embedder import Embedder
 from embedkit.models.eurobert import obstacle, to_eurobert
@@ -14,11 +14,9 @@ from embedkit.models.neobert.state_dict import save_hub_layout
 from embedkit.models.onnx import check_installed, write_onnx
 from embedkit.models.pooling import STOCK_MODES, stock_mode_of
 from embedkit.models.quiet import quietly
+from embedkit.models.settings import ExportTarget
 from embedkit.storage.folders import check_replaceable, whole_folder
 from embedkit.tokens.tokenizer import Tokenize
-
-TARGETS = ("eurobert", "neobert", "onnx")
-"""What ``export`` can write."""
 
 # The class names that every release of sentence-transformers reads, old and new.
 _TRANSFORMER = "sentence_transformers.models.Transformer"
@@ -30,7 +28,7 @@ def export(
     model: str | Path | Embedder,
     output: str | Path,
     *,
-    to: str = "eurobert",
+    to: ExportTarget = "eurobert",
     overwrite: bool = False,
 ) -> Path:
     """Write a model in a form that others read; whole or not at all.
@@ -49,8 +47,9 @@ def export(
     Raises:
         UserError: there is no such model, it cannot take that form, or ``output`` is taken.
     """
-    if to not in TARGETS:
-        raise UserError(f"to {to}: choose {', '.join(TARGETS)}")
+    if to not in get_args(ExportTarget):
+        choices = ", ".join(get_args(ExportTarget))
+        raise ArgumentError(("to", f"choose one of {choices} (got {to!r})"))
     folder = Path(output)
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise UserError(

@@ -8,9 +8,10 @@ from embedkit.models import hub, precision
 from embedkit.models.contextual.loading import is_contextual, load_contextual
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel
+from embedkit.models.settings import Dtype
 
 
-def load(model: str | Path, *, dtype: str = "auto") -> EmbeddingModel:
+def load(model: str | Path, *, dtype: Dtype = "auto") -> EmbeddingModel:
     """Load an embedding model for use: on the GPU if there is one, else on the CPU.
 
     Args:
@@ -27,14 +28,18 @@ def load(model: str | Path, *, dtype: str = "auto") -> EmbeddingModel:
     return hub.load(name, autocast=autocast, device=device)
 
 
-def one_stage(model: str | Path | EmbeddingModel, *, dtype: str, purpose: str) -> Embedder:
+def opened(model: str | Path | EmbeddingModel, *, dtype: Dtype) -> EmbeddingModel:
+    """Return ``model`` itself, or load it if it is given by its name."""
+    return load(model, dtype=dtype) if isinstance(model, str | Path) else model
+
+
+def one_stage(model: str | Path | EmbeddingModel, *, dtype: Dtype, purpose: str) -> Embedder:
     """Return a model of one stage on this process's device; load it if it is given by its name.
 
     Raises:
         UserError: there is no such model, or it has two stages, which ``purpose`` cannot use.
     """
-    if isinstance(model, str | Path):
-        model = load(model, dtype=dtype)
+    model = opened(model, dtype=dtype)
     if not isinstance(model, Embedder):
         raise UserError(f"{model.name}: has two stages; {purpose} needs a model of one stage")
     return model.to(distributed.local_device())

@@ -1,8 +1,11 @@
 """Which precision the device has, and what ``auto`` therefore means."""
 
+from typing import get_args
+
 import torch
 
-from embedkit.errors import UserError
+from embedkit.errors import ArgumentError
+from embedkit.models.settings import Dtype
 from embedkit.recipe import RecipeT
 
 
@@ -26,11 +29,15 @@ def resolve(recipe: RecipeT, device: torch.device) -> tuple[RecipeT, str]:
     return recipe.model_copy(update={"precision": "fp32"}), said
 
 
-def autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:
-    """The autocast type for ``auto``, ``bf16``, ``fp16`` or ``fp32``; ``None`` is no autocast."""
-    if name == "auto":
-        name = "bf16" if has_bf16(device) else "fp32"
-    types = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
-    if name not in types:
-        raise UserError(f"dtype {name}: choose auto, bf16, fp16 or fp32")
-    return types[name]
+def autocast_dtype(dtype: Dtype, device: torch.device) -> torch.dtype | None:
+    """Return the autocast type for ``dtype``; ``None`` is no autocast.
+
+    Raises:
+        ArgumentError: ``dtype`` is something else.
+    """
+    if dtype not in get_args(Dtype):
+        choices = ", ".join(get_args(Dtype))
+        raise ArgumentError(("dtype", f"choose one of {choices} (got {dtype!r})"))
+    if dtype == "auto":
+        dtype = "bf16" if has_bf16(device) else "fp32"
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}[dtype]

@@ -1,6 +1,7 @@
 """The recipe of a run: one typed, frozen, closed value, read from TOML. Imports ``config``."""
 
 from embedkit.recipe.contextual_config import ContextualConfig
+from embedkit.recipe.explain import explain
 from embedkit.recipe.finetune_recipe import (
     Data,
     Evaluation,
@@ -10,7 +11,13 @@ from embedkit.recipe.finetune_recipe import (
     ModelSettings,
     Recipe,
 )
-from embedkit.recipe.load_recipes import load_any_recipe, load_pretrain_recipe, load_recipe
+from embedkit.recipe.load_recipes import (
+    as_recipe,
+    default_output,
+    load_any_recipe,
+    load_pretrain_recipe,
+    load_recipe,
+)
 from embedkit.recipe.pair_objectives import Contrastive, InContext, InfoNCE, Needs, PairObjective
 from embedkit.recipe.pretrain_recipe import (
     Architecture,
@@ -21,6 +28,7 @@ from embedkit.recipe.pretrain_recipe import (
     Text,
     TextData,
 )
+from embedkit.recipe.show_recipes import show_recipes
 from embedkit.recipe.training_settings import Checkpoints, Logging, Optim, RecipeT, Training
 
 __all__ = [
@@ -49,7 +57,11 @@ __all__ = [
     "Text",
     "TextData",
     "Training",
+    "as_recipe",
+    "default_output",
+    "explain",
     "load_any_recipe",
     "load_pretrain_recipe",
     "load_recipe",
+    "show_recipes",
 ]

@@ -16,34 +16,34 @@ class ContextualConfig(Section):
     """
 
     num_context: PositiveInt = 512
-    """Slots for context documents, J. Fewer documents are filled up with the null vector."""
+    """Number of slots for context documents, J. Slots without a document hold the null vector."""
     context_dropout: float = Field(default=0.005, ge=0, le=1)
     """Probability that a slot holds the null vector, drawn for every text anew, in training."""
     null_vector: bool = True
     """Whether there is a null vector. Without it every context has exactly J documents."""
     tied: bool = False
-    """One encoder for both stages."""
+    """Whether one encoder serves both stages."""
     include_prompt: bool = True
     """Whether the prompt's tokens take part in the mean over the text's tokens."""
     soft_prompts: NonNegativeInt = 0
-    """Learned vectors between the context and the text."""
+    """Number of learned vectors between the context and the text."""
     context_projection: bool = False
-    """Linear, GELU, Linear behind the first encoder's mean."""
+    """Whether a perceptron (linear, GELU, linear) follows the first encoder's mean."""
     context_norm: bool = True
-    """Bring context vectors to the scale of word embeddings, by a learned RMSNorm. NeoBERT has no
-    norm in front of its first block."""
+    """Whether a learned RMSNorm brings context vectors to the scale of word embeddings. NeoBERT has
+    no norm in front of its first block."""
     output_projection: bool = False
-    """Linear, ReLU, Linear behind the second encoder's mean."""
+    """Whether a perceptron (linear, ReLU, linear) follows the second encoder's mean."""
     output_residual: bool = True
-    """Add what the output projection came from."""
+    """Whether the input of the output projection is added to its output."""
     position_free: bool = True
-    """Context documents share position 0, so that their order is of no consequence."""
+    """Whether all context documents share position 0, so that their order is of no consequence."""
     first_position: NonNegativeInt | None = None
-    """Position of the first soft prompt, or of the text where there is none. ``None`` is 0 where
-    the context is free of positions, else J."""
+    """Position of the first soft prompt, or of the text where there is none. If unset, it is 0
+    where the context is free of positions, else J."""
     entry: Literal["token", "published"] = "token"
-    """``token``: a context vector enters as if it were a word's embedding. ``published``: as in the
-    released code, where it meets no type embedding of a NomicBERT, and where ModernBERT norms the
+    """A context vector enters as if it were a word's embedding (token), or as in the released code
+    (published), where it meets no type embedding of a NomicBERT, and where ModernBERT norms the
     text's embeddings twice and keeps its window, out of which far context is not seen."""
 
     @model_validator(mode="after")

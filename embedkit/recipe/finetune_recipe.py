@@ -30,16 +30,19 @@ POOLINGS = "embedkit.poolings"
 
 
 class ModelSettings(Section):
+    """How vectors are made from an encoder's states."""
+
     pooling: str | None = None
-    """``mean``, ``cls``, or one that another distribution registers. ``None`` takes what the model
-    folder says, and the mean where it says nothing."""
+    """A text's vector is the mean of its tokens' states (``mean``), the state of the first token
+    (``cls``), or made by a pooling that another distribution registers. If unset, the model folder
+    says which, and the mean is taken where it says nothing."""
     include_prompt: bool | None = None
-    """Whether the prompt's tokens take part in the pooling. ``None`` takes what the model folder
-    says, and yes where it says nothing."""
+    """Whether the prompt's tokens take part in the pooling. If unset, the model folder says it,
+    and they do where it says nothing."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None = None
-    """``None`` takes flash-attn on CUDA under bf16 where it is installed, else transformers' own
-    choice. On CPUs ``eager`` is the faster one up to a few hundred tokens. With a ``[context]``
-    encoders other than NeoBERT take ``sdpa`` or ``eager``."""
+    """Implementation of attention. If unset, it is flash-attn on CUDA under bf16 where that is
+    installed, else transformers' own choice. On CPUs ``eager`` is the faster one up to a few
+    hundred tokens. With a ``[context]`` encoders other than NeoBERT take ``sdpa`` or ``eager``."""
     benchmark_prompts: bool = False
     """Store the paper's instruction for every task of MTEB(eng, v1) with the model as well, so that
     mteb gives them wherever the model is scored. For a model that learns to follow instructions."""
@@ -54,28 +57,37 @@ class ModelSettings(Section):
 
 
 class Mix(Section):
+    """A source of pairs in a mixture."""
+
     manifest: str
-    """A name under ``data_manifests/`` without ``.toml``, a path, or a key of ``sources=``."""
+    """The source's manifest: a name under ``data_manifests/`` without ``.toml``, a path, or a key
+    of ``sources=``."""
     weight: PositiveFloat | None = None
-    """Share of the steps before normalisation. Set for every source of a mixture or for none."""
+    """Share of the steps that read this source, before normalisation. Weights are set for every
+    source of a mixture or for none."""
 
 
 class Data(Section):
+    """The pairs that a run reads."""
+
     batch_size: PositiveInt
-    """Pairs a batch, over all ranks; of each rank where batches are contextual and
+    """Number of pairs in a batch, over all ranks; of each rank where batches are contextual and
     ``objective.cross_device`` is false. A manifest may set its own."""
     mix: tuple[Mix, ...] = Field(min_length=1, strict=False)
+    """The sources that the run reads; each batch comes from one of them."""
     batches: Literal["shuffled", "contextual"] = "shuffled"
-    """Of which rows of a source a batch is made: any, or near ones, by ``batch_table``."""
+    """A batch is made of any rows of a source (shuffled), or of rows near each other (contextual),
+    which ``batch_table`` names."""
     batch_table: str | None = None
-    """The folder that ``embedkit cluster`` wrote; may start with ``$EMBEDKIT_DATA``."""
+    """The folder that ``embedkit cluster`` wrote. The path may start with ``$EMBEDKIT_DATA``."""
     alpha: NonNegativeFloat = 0.5
     """Sources are drawn with probability ~ rows ** alpha (paper, appendix D.2)."""
     max_query_tokens: int = Field(default=512, ge=3)
-    """Special tokens included, as in ``max_document_tokens``."""
+    """Queries are cut to this many tokens, prompt and special tokens included."""
     max_document_tokens: int = Field(default=512, ge=3)
+    """Documents are cut to this many tokens, prompt and special tokens included."""
     workers: NonNegativeInt = 1
-    """Processes that tokenize ahead. 0 tokenizes in the training process."""
+    """Number of processes that tokenize ahead. 0 tokenizes in the training process."""
 
     @model_validator(mode="after")
     def _batches_from_a_table(self) -> Self:
@@ -104,15 +116,16 @@ class Lora(Section):
     """Low-rank adapters, which train in place of the weights they stand beside (peft's LoRA)."""
 
     rank: PositiveInt = 16
+    """Width between the two matrices of an adapter."""
     alpha: PositiveFloat = 32.0
-    """What an adapter adds is scaled by ``alpha / rank``."""
+    """The output of an adapter is scaled by ``alpha / rank``."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Of an adapter's input."""
+    """Probability that a feature of an adapter's input is dropped in training."""
     target_modules: (
         Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
     ) = "all-linear"
-    """Which linear layers get an adapter, by the last parts of their names. A NeoBERT has ``qkv``,
-    ``wo``, ``w12`` and ``w3``."""
+    """The linear layers that get an adapter, by the last parts of their names. A NeoBERT has
+    ``qkv``, ``wo``, ``w12`` and ``w3``."""
 
     @field_validator("target_modules", mode="before")
     @classmethod
@@ -126,22 +139,26 @@ Instructions = Literal["none", "paper"]
 
 
 class Evaluation(Section):
+    """What a run is evaluated on, and when."""
+
     held_out: bool = False
-    """Evaluate on the concepts that the mixture's manifests hold out."""
+    """The run is evaluated on the concepts that the mixture's manifests hold out."""
     task_dirs: tuple[str, ...] = Field(default=(), strict=False)
-    """Folders of task folders; may start with ``$EMBEDKIT_DATA``."""
+    """The run is evaluated on the tasks in these folders, whose paths may start with
+    ``$EMBEDKIT_DATA``."""
     tasks: tuple[str, ...] = Field(default=(), strict=False)
-    """Names of tasks that mteb knows."""
+    """The run is evaluated on these tasks of mteb, by their names."""
     instructions: Instructions = "none"
     """``"paper"`` puts the paper's instruction before the texts of each task of MTEB(eng, v1), for
     a model that is trained with such instructions. A task has a prompt that the model stores
     either way, and a task folder its own."""
     max_documents: PositiveInt | None = None
-    """Cut the corpus of each held-out task."""
+    """The corpus of each held-out task has at most this many documents."""
     before: bool = True
-    """Evaluate the backbone too, before the first step."""
+    """Whether the backbone is evaluated too, before the first step."""
     every: PositiveInt | None = None
-    """Steps between two evaluations on the way. ``None`` evaluates at the end only."""
+    """Number of steps between two evaluations on the way. If unset, there is only one, at the
+    end."""
 
     @property
     def wanted(self) -> bool:
@@ -153,17 +170,23 @@ class Recipe(Training):
     """Contrastive fine-tuning of an encoder on pairs."""
 
     epochs: PositiveFloat | None = None
-    """Passes over the mixture, resolved to steps. Give exactly one of ``steps`` and ``epochs``."""
+    """Length of the run in passes over the mixture. Exactly one of ``steps`` and ``epochs`` is
+    set."""
     model: str
-    """A hub id, a folder, ``package:<distribution>/<path>``, or ``starter``."""
+    """The encoder to train: a hub id, a folder, ``package:<distribution>/<path>``, or
+    ``starter``."""
     embedder: ModelSettings = ModelSettings()
+    """How vectors are made from the encoder's states."""
     data: Data
+    """The pairs that the run reads."""
     lora: Lora | None = None
-    """``None`` trains every weight."""
+    """Low-rank adapters, which train in place of the weights. If unset, every weight trains."""
     objective: AnyPairObjective = Contrastive()
+    """The loss that training minimizes."""
     context: ContextualConfig | None = None
-    """What joins the two encoders of ``objective.kind = "contextual"``."""
+    """How the second encoder of ``objective.kind = "contextual"`` reads what the first one made."""
     evaluation: Evaluation = Evaluation()
+    """What the run is evaluated on, and when."""
 
     @property
     def batches_per_rank(self) -> bool:

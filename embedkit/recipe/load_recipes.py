@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 from embedkit.config import find, override, read_toml, validated
 from embedkit.errors import UserError
@@ -25,6 +26,11 @@ def load_pretrain_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRe
     return _checked(load_any_recipe(name, overrides), PretrainRecipe, name)
 
 
+def as_recipe(recipe: Recipe | str | Path) -> Recipe:
+    """Return a fine-tuning recipe that is given as such, by its name or by its path."""
+    return recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
+
+
 def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | PretrainRecipe:
     """Read a recipe of whatever kind its ``objective`` says."""
     path = find("recipes", name)
@@ -36,6 +42,14 @@ def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | Pretra
     if kind == "masked_lm":
         return validated(PretrainRecipe, tables, name)
     return validated(Recipe, tables, name)
+
+
+def default_output(recipe: Training | str | Path) -> Path:
+    """Return ``runs/<recipe>``, by the recipe's name under ``recipes/`` or that of its file."""
+    if isinstance(recipe, Training):
+        return Path("runs/run")
+    name = str(recipe)
+    return Path("runs") / (Path(name).stem if name.endswith(".toml") else name)
 
 
 def _checked(recipe: Training, kind: type[RecipeT], name: str) -> RecipeT:

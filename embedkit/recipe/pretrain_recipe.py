@@ -12,67 +12,86 @@ class Architecture(Section):
     """The encoder to pretrain, by the names of ``NeoBERTConfig``; the defaults are the paper's."""
 
     tokenizer: str
-    """A hub id, a folder, ``package:<distribution>/<path>``, or ``starter``."""
+    """The model whose tokenizer is used: a hub id, a folder, ``package:<distribution>/<path>``, or
+    ``starter``."""
     vocab_size: PositiveInt | None = None
-    """Rows of the embedding. ``None`` takes as many as the tokenizer has ids."""
+    """Number of rows of the embedding. If unset, there are as many as the tokenizer has ids."""
     hidden_size: PositiveInt = 768
+    """Width of the token states."""
     num_hidden_layers: PositiveInt = 28
+    """Number of transformer blocks."""
     num_attention_heads: PositiveInt = 12
+    """Number of attention heads, which share ``hidden_size`` equally."""
     intermediate_size: PositiveInt = 3072
-    """Before the 2/3 that keeps a SwiGLU block at the size of a GELU one."""
+    """Width of a feed-forward block, before the 2/3 that keeps a SwiGLU block at the size of a GELU
+    one."""
     hidden_act: Literal["swiglu", "gelu"] = "swiglu"
+    """Activation of the feed-forward blocks."""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    """Kind of the norm in front of attention and feed-forward blocks."""
     norm_eps: PositiveFloat = 1e-5
+    """This number is added to the variance in every norm."""
     position: Literal["rope", "absolute"] = "rope"
+    """Positions enter as rotations in attention (rope) or as learned embeddings (absolute)."""
     rope_theta: PositiveFloat = 10_000.0
+    """Base of the wavelengths of RoPE."""
     yarn_factor: float | None = Field(default=None, gt=1)
-    """Stretch RoPE to that many times ``max_position_embeddings`` (YaRN)."""
+    """RoPE is stretched to this many times ``max_position_embeddings`` (YaRN)."""
     max_position_embeddings: PositiveInt = 4096
+    """Number of tokens of the longest sequence that the model is made for."""
     embedding_init_range: PositiveFloat = 0.02
-    """Embeddings begin uniform in plus and minus that, as all other matrices in 0.02."""
+    """Embeddings begin uniform between minus and plus this number, all other matrices in 0.02."""
     gradient_checkpointing: bool = False
+    """Whether states are computed again in the backward pass, which saves memory for time."""
 
 
 class Start(Section):
     """How the decoder begins, where the weights are random."""
 
     decoder: Literal["random", "embedding"] = "random"
-    """``embedding``: as its copy, so that a word's state need only stay near its embedding for the
-    word to be told; the two go separate ways from there."""
+    """The decoder begins random, or as a copy of the embedding, so that a word is told by a state
+    that stays near its embedding; the two matrices train apart from there."""
     bias: Literal["zero", "frequencies"] = "zero"
-    """``frequencies``: the logarithm of each word's share of the text, so that training does not
-    begin with learning which words are frequent."""
+    """The decoder's bias begins at zero, or at the logarithm of each word's share of the text
+    (frequencies), so that training does not begin with learning which words are frequent."""
 
 
 class Text(Section):
     """A source of text in a mixture."""
 
     manifest: str
-    """A name under ``data_manifests/`` without ``.toml``, a path, or a key of ``sources=``."""
+    """The source's manifest: a name under ``data_manifests/`` without ``.toml``, a path, or a key
+    of ``sources=``."""
     weight: PositiveFloat | None = None
-    """Share of the draws before normalisation. Set for every source of a mixture or for none;
-    without weights a source comes up by its rows."""
+    """Share of the draws that read this source, before normalisation. Weights are set for every
+    source of a mixture or for none; without weights a source comes up by its rows."""
     min_tokens: NonNegativeInt = 0
-    """Only the documents of at least so many tokens, special tokens included: a view, no copy."""
+    """Documents of fewer tokens, special tokens included, are left out."""
 
 
 class TextData(Section):
+    """The text that a run reads."""
+
     mix: tuple[Text, ...] = Field(min_length=1, strict=False)
+    """The sources that the run reads."""
     max_tokens: int = Field(ge=8)
-    """Of a sequence, special tokens included."""
+    """Number of tokens of the longest sequence, special tokens included."""
     packing: Literal["none", "exact", "crossing"] = "none"
     """``none``: a row is the beginning of one document (paper, section 3.2). ``exact``: a row is
     as many documents as fit, side by side, each attending to itself; what is cut off a long one
     makes further rows. ``crossing``: the next tokens of all documents in a chain, as one
     sequence (M6)."""
     batch_tokens: PositiveInt
-    """Tokens of a step over all ranks: ``batch_tokens // max_tokens`` rows."""
+    """Number of tokens of a step over all ranks, which makes ``batch_tokens // max_tokens``
+    rows."""
     draw_rows: PositiveInt
-    """Rows of a step that come from one source: the paper draws one for each micro-batch."""
+    """Number of consecutive rows of a step that come from one source. The paper draws a source for
+    each micro-batch."""
     micro_batch_tokens: PositiveInt = 16_384
-    """Tokens of one forward on each rank. Changes memory and speed, never the gradient."""
+    """Number of tokens of one forward pass on each rank. It changes memory and speed, never the
+    gradient."""
     workers: NonNegativeInt = 1
-    """Processes that read and mask ahead. 0 does so in the training process."""
+    """Number of processes that read and mask ahead. 0 does so in the training process."""
 
     @property
     def batch_rows(self) -> int:
@@ -93,34 +112,46 @@ class TextData(Section):
 
 
 class MaskedLM(Section):
+    """Masked language modelling."""
+
     kind: Literal["masked_lm"]
+    """This kind tells a recipe for pretraining from one for fine-tuning."""
     rate: float = Field(default=0.2, gt=0, lt=1)
     """Share of the tokens that are to be guessed; special tokens never are."""
     replace: Literal["mask", "80/10/10"] = "mask"
-    """All by [MASK], or 80 % by [MASK], 10 % by a random token and 10 % by themselves."""
+    """All tokens to guess are replaced by [MASK], or 80 % of them by [MASK], 10 % by a random token
+    and 10 % by themselves."""
 
 
 class HeldOutLoss(Section):
+    """When the loss on held-out text is measured, and on how much of it."""
+
     every: PositiveInt | None = None
-    """Steps between two measurements. ``None`` measures at the end only."""
+    """Number of steps between two measurements. If unset, there is only one, at the end."""
     rows: PositiveInt = 512
-    """Of each source that holds documents out; masked the same at every measurement."""
+    """Number of rows of each source that holds documents out; they are masked the same at every
+    measurement."""
 
 
 class PretrainRecipe(Training):
     """Masked language modelling of a NeoBERT from random weights, or from an earlier run's."""
 
     model: Architecture
+    """The encoder to pretrain."""
     init_from: str | None = None
-    """A run's folder or a model's, whose weights training starts from."""
+    """Training starts from the weights in this folder, of a run or of a model."""
     start: Start = Start()
+    """How the decoder begins, where the weights are random."""
     data: TextData
+    """The text that the run reads."""
     objective: MaskedLM
+    """The loss that training minimizes."""
     held_out: HeldOutLoss = HeldOutLoss()
+    """When the loss on held-out text is measured, and on how much of it."""
     shard: bool = False
-    """Split weights, gradients and moments over the ranks (FSDP2)."""
+    """Whether weights, gradients and moments are split over the ranks (FSDP2)."""
     compile: bool = False
-    """Compile the encoder with torch.compile."""
+    """Whether the encoder is compiled with torch.compile."""
 
     @model_validator(mode="after")
     def _steps_and_positions(self) -> Self:

@@ -14,49 +14,69 @@ from embedkit.config import Section
 
 
 class Optim(Section):
+    """The optimizer, and the course of its learning rate."""
+
     name: Literal["adamw", "adam"] = "adamw"
+    """The optimizer is Adam with decoupled weight decay (adamw) or with an L2 penalty (adam)."""
     lr: PositiveFloat
+    """Learning rate at the end of the warmup, which is its highest."""
     betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)
+    """Decay rates of Adam's running means of the gradient and of its square."""
     eps: PositiveFloat = 1e-8
+    """This number is added to the denominator of Adam's steps."""
     weight_decay: NonNegativeFloat = 0.01
-    """Not applied to norms and biases; ``adam`` adds it to the gradient instead of the weight."""
+    """Weight decay does not apply to norms and biases. ``adam`` adds it to the gradient instead of
+    the weight."""
     warmup_steps: NonNegativeInt = 0
+    """The learning rate rises linearly from 0 for this many steps."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """After the warmup the learning rate stays (constant) or falls to ``min_lr_ratio`` of ``lr``
+    along a line or half a cosine."""
     min_lr_ratio: NonNegativeFloat = 0.0
-    """What is left of ``lr`` at the end of the decay under ``linear`` and ``cosine``."""
+    """Share of ``lr`` that is left at the end of the decay under ``linear`` and ``cosine``."""
     decay_until: float = Field(default=1.0, gt=0, le=1)
-    """Share of all steps after which the rate has come down, and stays."""
+    """Share of all steps at which the decay of the learning rate ends."""
     max_grad_norm: NonNegativeFloat = 1.0
-    """Largest norm of the whole gradient. 0 turns clipping off."""
+    """The whole gradient is scaled down to this norm where it is larger. 0 turns clipping off."""
     gradient_accumulation_steps: PositiveInt = 1
-    """Batches whose mean gradient makes one step. Each keeps its own negatives."""
+    """One step takes the mean gradient of this many batches. Each batch keeps its own negatives."""
 
 
 class Checkpoints(Section):
+    """When a run writes checkpoints, and how many it keeps."""
+
     every: PositiveInt = 500
-    """Steps between two checkpoints. The last step always makes one."""
+    """Number of steps between two checkpoints. The last step always makes one."""
     keep: PositiveInt = 2
-    """The newest that stay on disk."""
+    """Number of checkpoints that stay on disk, the newest ones."""
 
 
 class Logging(Section):
+    """Where the metrics of a run go."""
+
     every: PositiveInt = 10
-    """Steps between two writes of ``metrics.jsonl``, which has a line for every step."""
+    """Number of steps between two writes of ``metrics.jsonl``, which has a line for every step."""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
         default=(), strict=False
     )
+    """The metrics also go to these trackers (extra ``tracking``)."""
 
 
 class Training(Section):
     """What every run has, whatever it trains."""
 
     seed: NonNegativeInt = 0
+    """Random seed for the order of the data, dropout and all else that a run draws."""
     steps: PositiveInt | None = None
+    """Length of the run in optimizer steps."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """``auto`` takes bf16 autocast where the device has it natively, else fp32."""
     optim: Optim
+    """The optimizer, and the course of its learning rate."""
     checkpoints: Checkpoints = Checkpoints()
+    """When the run writes checkpoints, and how many it keeps."""
     logging: Logging = Logging()
+    """Where the metrics of the run go."""
 
 
 RecipeT = TypeVar("RecipeT", bound=Training)

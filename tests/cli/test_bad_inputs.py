@@ -262,7 +262,7 @@ BAD = {
         overrides=("evaluation.held_out=true",),
     ),
     "step_beyond_the_end": Bad(
-        ("--step 12: the recipe has 12 steps, from 0",),
+        ("--step: the recipe has 12 steps, which are counted from 0 (got 12)",),
         words=("batch", "--recipe", "recipe.toml", "--step", "12"),
     ),
     "too_many_recipes": Bad(
@@ -278,7 +278,7 @@ BAD = {
         words=("eval-mteb", "--model", "model", "--output", "results"),
     ),
     "eval_dtype": Bad(
-        ("--dtype int8: must be auto, bf16, fp16 or fp32",),
+        ("--dtype: 'int8' is not one of 'auto', 'bf16', 'fp16', 'fp32'",),
         words=(
             *("eval-mteb", "--model", "model", "--tasks", "STS12"),
             *("--output", "results", "--dtype", "int8"),

@@ -74,7 +74,7 @@ def test_the_unified_recipe_can_have_batches_of_4096(tmp_path: Path) -> None:
     ("words", "message"),
     [
         ((), r"small: its manifest states no rows: pass --rows small=ROWS"),
-        (("--rows", "smal=3"), r"--rows smal: not in the recipe's data\.mix"),
+        (("--rows", "smal=3"), r"--rows: the recipe's data\.mix has no source smal"),
         (("--rows", "small"), r"--rows small: write NAME=ROWS"),
         (("--rows", "small=0"), r"--rows small=0: write NAME=ROWS"),
     ],

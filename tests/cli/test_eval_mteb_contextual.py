@@ -81,11 +81,15 @@ def refusal(
 @pytest.mark.parametrize(
     ("model", "words", "told"),
     [
-        ("starter", ["--context-documents", "3"], "context_documents 3: starter has one stage"),
-        ("starter", ["--context-seed", "0"], "context_seed 0: starter has one stage"),
-        ("frozen", ["--context-seed", "0"], "context_seed 0: frozen has a frozen context"),
+        ("starter", ["--context-documents", "3"], "--context-documents: starter has one stage"),
+        ("starter", ["--context-seed", "0"], "--context-seed: starter has one stage"),
+        ("frozen", ["--context-seed", "0"], "--context-seed: frozen has a frozen context"),
         ("model", ["--context-documents", "9"], "a context of 9 documents: the model has 8 slots"),
-        ("model", ["--context-documents", "-1"], "a context of -1 documents: ask for 0 to 8"),
+        (
+            "model",
+            ["--context-documents", "-1"],
+            "--context-documents: Input should be greater than or equal to 0",
+        ),
     ],
 )
 def test_contexts_that_a_model_cannot_have_are_refused(

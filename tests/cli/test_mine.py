@@ -41,10 +41,16 @@ def test_the_command_prints_the_audit_and_where_the_manifest_is(
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (("--depth", "3"), "error: mine: negatives 5 are more than the ranks from skip 0 to depth"),
-        (("--search", "annoy"), "error: mine: search: Input should be 'torch', 'faiss-flat' or"),
-        (("--margin", "nan"), "error: mine: margin: Input should be"),
-        (("--dtype", "int8"), "error: --dtype int8: must be auto, bf16, fp16 or fp32"),
+        (("--depth", "3"), "error: negatives 5 are more than the ranks from skip 0 to depth"),
+        (
+            ("--search", "annoy"),
+            "error: --search: 'annoy' is not one of 'torch', 'faiss-flat', 'faiss-ivf'",
+        ),
+        (("--margin", "nan"), "error: --margin: Input should be"),
+        (
+            ("--dtype", "int8"),
+            "error: --dtype: 'int8' is not one of 'auto', 'bf16', 'fp16', 'fp32'",
+        ),
         (("--model", "./nowhere"), "error: ./nowhere: no such folder"),
         (("--source", "hpo_synonims"), "error: hpo_synonims: not a name under data_manifests/"),
         (("--output", "file"), "file: is a file; choose another --output"),

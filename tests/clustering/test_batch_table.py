@@ -19,6 +19,7 @@ from embedkit import BatchTable, DataError, Records, UserError
 from embedkit.clustering import build
 from embedkit.clustering.backends import TorchBackend
 from embedkit.clustering.comparison import compare
+from embedkit.clustering.settings import ClusteringOptions, ClusteringSettings
 from embedkit.clustering.table_writer import write_order
 from embedkit.recipe import load_recipe
 
@@ -152,7 +153,7 @@ def test_a_folder_of_something_else_is_left_alone(
 
 def test_a_process_that_was_killed_as_it_began_can_be_repeated(tmp_path: Path) -> None:
     (tmp_path / "begun.json.part").write_text("{")
-    build._begin(tmp_path, [], build.Settings(), {"name": "m", "identity": "a" * 64})
+    build._begin(tmp_path, [], ClusteringSettings(), {"name": "m", "identity": "a" * 64})
     assert (tmp_path / "begun.json").is_file()
 
 
@@ -180,9 +181,9 @@ def test_ranks_make_the_table_of_one(
     "changed", [{"seed": 1}, {"dims": 7}, {"backend": "faiss"}, {"short_batch": True}]
 )
 def test_settings_change_the_hash(
-    changed: build.Options, recipe: str, folder: Path, tiny_model: Path, tmp_path: Path
+    changed: ClusteringOptions, recipe: str, folder: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
-    options: build.Options = {"dims": 8, **changed}
+    options: ClusteringOptions = {"dims": 8, **changed}
     table = embedkit.cluster(recipe, tmp_path / "out", surrogate=tiny_model, **options)
     assert table.hash != BatchTable.open(folder).hash
 

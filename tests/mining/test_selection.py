@@ -8,7 +8,7 @@ from embedkit.config import validated
 from embedkit.errors import UserError
 from embedkit.mining.candidates import CANDIDATE
 from embedkit.mining.selection import limits, select
-from embedkit.mining.settings import Mining
+from embedkit.mining.settings import MiningSettings
 
 
 def candidates(*rows: list[tuple[int, float]]) -> NDArray[Any]:
@@ -19,7 +19,7 @@ RANKED = [(3, 0.9), (8, 0.76), (1, 0.7), (5, 0.5), (-1, -np.inf)]
 
 
 def chosen(positive: float, *, row: int = 0, **settings: Any) -> list[int]:
-    wanted = Mining(**({"negatives": 2, "depth": 5} | settings))
+    wanted = MiningSettings(**({"negatives": 2, "depth": 5} | settings))
     scores = np.array([positive], dtype=np.float32)
     selected = select(candidates(RANKED), scores, np.array([row]), wanted)
     return cast(list[int], selected.documents[0].tolist())
@@ -47,7 +47,7 @@ def test_negatives_are_the_best_within_window_and_margin(
 
 def test_a_relative_margin_lies_below_a_positive_that_scores_below_zero() -> None:
     scores = np.array([0.8, -0.4], dtype=np.float32)
-    found = limits(scores, Mining(margin=0.5, margin_kind="relative"))
+    found = limits(scores, MiningSettings(margin=0.5, margin_kind="relative"))
     np.testing.assert_allclose(found, [0.4, -0.6], rtol=1e-6)
 
 
@@ -70,7 +70,7 @@ def test_a_random_draw_depends_on_seed_and_row_alone() -> None:
 def test_what_was_left_out_is_counted() -> None:
     rows = candidates(RANKED, [(2, 0.3), *[(-1, -np.inf)] * 4])
     scores = np.array([0.8, 0.9], dtype=np.float32)
-    selected = select(rows, scores, np.array([0, 1]), Mining(negatives=2, depth=5))
+    selected = select(rows, scores, np.array([0, 1]), MiningSettings(negatives=2, depth=5))
     assert (selected.candidates, selected.above_margin, selected.outranked) == (5, 1, 1)
     np.testing.assert_array_equal(selected.documents, [[8, 1], [2, -1]])
 
@@ -87,5 +87,5 @@ def test_what_was_left_out_is_counted() -> None:
 )
 def test_settings_that_do_not_fit_together_are_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as refused:
-        validated(Mining, settings, "mine")
+        validated(MiningSettings, settings, "mine")
     assert told in str(refused.value)

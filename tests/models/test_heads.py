@@ -198,7 +198,7 @@ def test_a_decoder_with_layers_too_many_is_no_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["own", "eurobert", "neobert"])
-def test_a_neobert_drops_no_layer_in_any_of_its_forms(form: str, tmp_path: Path) -> None:
+def test_a_neobert_drops_no_layer_in_any_of_its_forms(form: Any, tmp_path: Path) -> None:
     folder = write_with_tokenizer(tiny_neobert(), tmp_path / "own")
     if form != "own":
         folder = export(str(folder), tmp_path / form, to=form)

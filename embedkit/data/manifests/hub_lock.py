@@ -1,13 +1,14 @@
 """Which commit of every data set on the hub is read, where its manifest leaves that open."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tomli_w
 from pydantic import Field
 
 from embedkit.config import Section, read_toml, shipped, validated
-from embedkit.data.manifests.manifest import FOLDER, Commit
+from embedkit.data.manifests.manifest import FOLDER, Commit, HubSource, shipped_tables
+from embedkit.data.manifests.text_manifest import load_any_manifest
 from embedkit.errors import DataError, UserError
 
 _COMMENT = "# Written by embedkit data lock.\n"
@@ -46,6 +47,27 @@ def update(path: Path, ids: Iterable[str], *, upgrade: bool = False) -> dict[str
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     return commits
+
+
+def lock_sources(names: Sequence[str] = (), *, upgrade: bool = False) -> dict[str, str]:
+    """Pin the hub's data sets that manifests leave open at their newest commits.
+
+    Args:
+        names: of manifests, or their paths; by default all that come with embedkit.
+        upgrade: also ask for the newest commits of what is pinned already.
+
+    Returns:
+        The commit of every data set that is pinned now, by its id.
+
+    Raises:
+        UserError: there is no such manifest, the hub cannot be reached, or the file of commits
+            cannot be written.
+    """
+    every = names or [name for name, _ in shipped_tables()]
+    sources = [load_any_manifest(name).source for name in every]
+    ids = [source.id for source in sources if isinstance(source, HubSource) and not source.revision]
+    remote = dict.fromkeys(id_ for id_ in ids if not Path(id_).is_dir())
+    return update(default_path(), remote, upgrade=upgrade)
 
 
 def newest(id_: str) -> str:

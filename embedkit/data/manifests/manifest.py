@@ -236,7 +236,7 @@ def load_manifest(name: str) -> Manifest:
 
 def read_manifest(name: str) -> tuple[Path, dict[str, Any]]:
     """A manifest's file and tables, which have its name."""
-    path = find(FOLDER, name, _shipped_names, listed_by="embedkit data list")
+    path = find(FOLDER, name, shipped_names, listed_by="embedkit data list")
     tables = read_toml(path)
     if "name" in tables:
         raise UserError(f"{path}: name: take it out, a manifest is called as its file")
@@ -254,7 +254,8 @@ def shipped_manifests() -> list[str]:
     return [name for name, tables in shipped_tables() if not is_text(tables)]
 
 
-def _shipped_names() -> list[str]:
+def shipped_names() -> list[str]:
+    """The names of all manifests that come with embedkit."""
     return [name for name, _ in shipped_tables()]
 
 

@@ -94,7 +94,21 @@ def read_run(folder: Path) -> tuple[str, Summary]:
     )
 
 
-def compare(runs: Sequence[tuple[str, Summary]], *, paper: bool = False) -> Comparison:
+def compare(runs: Sequence[str | Path], *, paper: bool = False) -> Comparison:
+    """Set evaluations side by side, in the shape of the paper's Table 4.
+
+    Args:
+        runs: folders of ``finetune``, or outputs of ``evaluate``. Differences are to the first.
+        paper: add the published rows of Table 4.
+
+    Raises:
+        UserError: a folder holds no evaluation, no task has a score in all of them, or two runs
+            have one name.
+    """
+    return compare_summaries([read_run(Path(run)) for run in runs], paper=paper)
+
+
+def compare_summaries(runs: Sequence[tuple[str, Summary]], *, paper: bool = False) -> Comparison:
     """Set runs side by side over the tasks that all of them have a score of.
 
     Raises:

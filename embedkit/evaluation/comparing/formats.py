@@ -16,6 +16,7 @@ from embedkit.evaluation.comparing.comparison import (
     Row,
     value_of,
 )
+from embedkit.evaluation.settings import ComparisonFormat
 from embedkit.evaluation.summary import as_text
 
 _SHORT = {
@@ -88,6 +89,11 @@ def as_csv(comparison: Comparison) -> str:
 
 
 FORMATS = {"text": as_plain, "csv": as_csv, "latex": as_latex, "markdown": as_markdown}
+
+
+def format_comparison(comparison: Comparison, format: ComparisonFormat = "text") -> str:
+    """Write a comparison as a table for the terminal, as CSV, LaTeX or Markdown."""
+    return FORMATS[format](comparison)
 
 
 def _heads(comparison: Comparison) -> list[str]:

@@ -12,7 +12,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from embedkit.errors import UserError
+from embedkit.errors import ArgumentError
 from embedkit.storage.blocks import DamagedBlockError, KeyedBlock, Keys
 
 _FORMAT = 2
@@ -32,15 +32,16 @@ def keys_of(texts: Sequence[str]) -> Keys:
 
 
 def bytes_of(size: str) -> int:
-    """A size as people write it, such as 20GB or 512MiB, in bytes.
+    """Return the ``cache_size`` that people write, such as 20GB or 512MiB, in bytes.
 
     Raises:
-        UserError: it is something else.
+        ArgumentError: it is something else.
     """
     try:
         return int(TypeAdapter(ByteSize).validate_python(size))
     except ValidationError:
-        raise UserError(f"cache size {size}: write a number and a unit, such as 20GB") from None
+        reason = f"write a number and a unit, such as 20GB (got {size!r})"
+        raise ArgumentError(("cache_size", reason)) from None
 
 
 class VectorCache:

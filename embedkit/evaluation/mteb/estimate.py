@@ -14,7 +14,7 @@ from rich.table import Table
 
 from embedkit.errors import DataError
 from embedkit.evaluation.encoding.vector_cache import keys_of
-from embedkit.evaluation.mteb.mirror import from_mirror
+from embedkit.evaluation.mteb.mirror import with_local_data
 from embedkit.evaluation.mteb.task_prompts import resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves
 from embedkit.evaluation.mteb.text_statistics import published, texts_of
@@ -115,7 +115,7 @@ def estimate(
         model: The model, on its device.
         tasks: What ``select_tasks`` gives.
         instructions: Prefixes by the exact names of mteb's tasks, as in ``evaluate``.
-        data_dir: Where mteb's tasks read instead of the hub.
+        data_dir: Where mteb's tasks read instead of the hub: see ``with_local_data``.
         context_documents: Of each context of a contextual model, for the record.
         console: Where progress is shown; standard error by default.
     """
@@ -136,10 +136,9 @@ def estimate(
                 contextual=contextual,
             ).by_side
             try:
-                if data_dir is not None and not part.data_loaded:
-                    part = from_mirror(part, data_dir)
-                known = part.data_loaded or data_dir is not None
-                found.append((counting.read if known else counting.published)(part, prompts))
+                local = with_local_data(part, data_dir)
+                known = local.data_loaded or local is not part
+                found.append((counting.read if known else counting.published)(local, prompts))
             except DataError as error:
                 unknown[name] = str(error)
             progress.advance(progress.task_ids[0])

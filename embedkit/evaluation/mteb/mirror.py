@@ -8,7 +8,8 @@ from typing import Any
 
 from mteb.abstasks.abstask import AbsTask
 
-from embedkit.errors import DataError, UserError
+from embedkit.data.sources import hub
+from embedkit.errors import ArgumentError, DataError
 from embedkit.storage.cache import file_sha256
 
 
@@ -40,22 +41,40 @@ def from_mirror(task: AbsTask, mirror: Path) -> AbsTask:
     return mirrored
 
 
+def with_local_data(task: AbsTask, data_dir: Path | None) -> AbsTask:
+    """Return the task, reading ``data_dir``, or its repository under ``$EMBEDKIT_HUB``, if any.
+
+    A task folder brings its own data. Where ``data_dir`` is given, the hub is never asked.
+
+    Raises:
+        DataError: ``data_dir`` has no such repository, or ``$EMBEDKIT_HUB`` is no folder.
+    """
+    if task.data_loaded:
+        return task
+    if data_dir is not None:
+        return from_mirror(task, data_dir)
+    id_ = str(task.metadata.dataset["path"])
+    if (folder := hub.mirror(id_)) is None:
+        return task
+    return from_mirror(task, folder.parents[id_.count("/")])
+
+
 def check_mirror(mirror: Path, tasks: Iterable[AbsTask]) -> None:
     """Refuse a folder that holds the repository of none of ``tasks``.
 
     Raises:
-        UserError: there is no such folder, or it is laid out in another way.
+        ArgumentError: there is no such folder, or it is laid out in another way.
     """
     if not mirror.is_dir():
-        raise UserError(f"--data-dir {mirror}: no such folder")
+        raise ArgumentError(("data_dir", f"there is no folder {mirror}"))
     sources = [task.metadata.dataset for task in tasks if not task.data_loaded]
     if not any(_places(mirror, source) for source in sources):
         wanted = ", ".join(sorted({str(source["path"]) for source in sources})[:3])
-        raise UserError(
-            f"--data-dir {mirror}: holds none of the {len(sources)} repositories that the tasks "
-            f"read ({wanted or 'task folders bring their own data'}); put each in a folder "
-            "owner/name"
+        reason = (
+            f"{mirror} holds none of the {len(sources)} repositories that the tasks read "
+            f"({wanted or 'task folders bring their own data'}); put each in a folder owner/name"
         )
+        raise ArgumentError(("data_dir", reason))
 
 
 def _repository(mirror: Path, source: Mapping[str, Any]) -> Path:

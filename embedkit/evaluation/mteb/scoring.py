@@ -29,7 +29,7 @@ from embedkit.errors import UserError
 from embedkit.evaluation.encoding.encoders import TextEncoder
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb.contexts import context_of, facts
-from embedkit.evaluation.mteb.mirror import from_mirror
+from embedkit.evaluation.mteb.mirror import with_local_data
 from embedkit.evaluation.mteb.task_prompts import Origin, Prompts, resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves
 from embedkit.evaluation.progress import progress_bar, quiet_libraries
@@ -61,7 +61,7 @@ def evaluate(
         instructions: Prefixes by the exact names of mteb's tasks, which go before the model's.
             A task folder has its own or the model's.
         dtype: The precision of the model, for the record.
-        data_dir: Where mteb's tasks read instead of the hub: see ``from_mirror``.
+        data_dir: Where mteb's tasks read instead of the hub: see ``with_local_data``.
         console: Where progress is shown; standard error by default.
     """
     if not tasks:
@@ -105,8 +105,7 @@ class _Run:
     def score(self, task: AbsTask) -> TaskScore:
         if isinstance(task, AbsTaskAggregate):
             return self._score_parts(task)
-        if self.data_dir and not task.data_loaded:
-            task = from_mirror(task, self.data_dir)
+        task = with_local_data(task, self.data_dir)
         contextual = isinstance(self.encoder, ContextualEncoder)
         prompts = resolve_prompts(
             task,

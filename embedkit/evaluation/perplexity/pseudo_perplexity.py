@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -17,9 +18,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from embedkit import distributed, rng
+from embedkit.config import from_arguments
 from embedkit.data.text.documents import is_held_out
 from embedkit.data.text.texts import Texts
-from embedkit.errors import UserError
+from embedkit.errors import ArgumentError, UserError
 from embedkit.evaluation.perplexity.masked_token_scorer import MaskedTokenScorer
 from embedkit.evaluation.perplexity.plot import plot
 from embedkit.evaluation.perplexity.results import (
@@ -29,6 +31,7 @@ from embedkit.evaluation.perplexity.results import (
     summarise,
     write_csv,
 )
+from embedkit.evaluation.perplexity.settings import PerplexityOptions, PerplexitySettings
 from embedkit.evaluation.progress import progress_bar
 from embedkit.models import hub, precision
 from embedkit.models.backbones import absolute_positions
@@ -38,36 +41,13 @@ _TEXTS = 64
 """Documents tokenized at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Which tokens are masked."""
-
-    lengths: tuple[int, ...]
-    """In tokens, special ones included."""
-    documents: int
-    """Of each length, at most."""
-    positions: int | None
-    """Of each document, drawn at random; ``None`` is all."""
-    seed: int
-
-    def __post_init__(self) -> None:
-        if not self.lengths or min(self.lengths) < 3:
-            shown = ",".join(map(str, self.lengths)) or "none"
-            raise UserError(f"lengths {shown}: give numbers of tokens from 3 on, e.g. 512,1024")
-        if self.documents < 1:
-            raise UserError(f"documents {self.documents}: must be 1 or more")
-        if self.positions is not None and self.positions < 2:
-            raise UserError(f"positions {self.positions}: must be all, or 2 or more")
-
-
 def evaluate_perplexity(
     models: Sequence[str],
     data: str | Path,
     output: str | Path,
-    plan: Plan,
     *,
-    dtype: str = "auto",
     console: Console | None = None,
+    **options: Unpack[PerplexityOptions],
 ) -> list[Point]:
     """Measure models at several lengths; keep every document's loss under ``output``.
 
@@ -80,17 +60,19 @@ def evaluate_perplexity(
         data: a file with a column ``text``, a document a row; or a manifest of text, by name or
             path, of whose documents those are taken that it holds out, if it does.
         output: a folder; ``documents.jsonl`` in it may hold the losses of many models.
-        plan: which tokens are masked.
-        dtype: ``auto`` (bf16 where native, else fp32), ``bf16``, ``fp16`` or ``fp32``.
         console: where progress is shown; standard error by default.
+        options: the fields of ``embedkit.PerplexitySettings``, with the defaults they have there;
+            ``lengths`` has none.
 
     Raises:
-        UserError: a model lacks its head or cannot read so many tokens, or no document is as long.
+        UserError: a model lacks its head or cannot read so many tokens, no document is as long, or
+            an option is not as it should be.
     """
+    settings = from_arguments(PerplexitySettings, options)
     device = distributed.local_device()
-    autocast = precision.autocast_dtype(dtype, device)
+    autocast = precision.autocast_dtype(settings.dtype, device)
     # All is opened and checked before anything is scored, which may take hours.
-    subjects = [_open(model, name, data, plan) for model, name in _named(models)]
+    subjects = [_open(model, name, data, settings) for model, name in _named(models)]
     results = ResultFile(Path(output) / "documents.jsonl")
     points = []
     total = sum(len(documents) for each in subjects for documents in each.documents.values())
@@ -180,55 +162,57 @@ def _named(models: Sequence[str]) -> list[tuple[str, str]]:
     ]
 
 
-def _open(model: str, name: str, data: str | Path, plan: Plan) -> _Subject:
+def _open(model: str, name: str, data: str | Path, settings: PerplexitySettings) -> _Subject:
     tokenizer = hub.load_tokenizer(model)
     if tokenizer.mask_token_id is None:
         raise UserError(f"{model}: its tokenizer has no mask token; pass a masked language model")
     network = hub.load_masked_lm(model)
     limit = absolute_positions(network)
-    if limit is not None and max(plan.lengths) > limit:
-        raise UserError(
-            f"--lengths {max(plan.lengths)}: {model} has a table of {limit} positions; "
-            f"leave out the lengths beyond {limit}"
+    if limit is not None and max(settings.lengths) > limit:
+        reason = (
+            f"{model} has a table of {limit} positions; leave out the lengths beyond {limit} "
+            f"(got {max(settings.lengths)})"
         )
-    documents = _documents(tokenizer, data, plan)
+        raise ArgumentError(("lengths", reason))
+    documents = _documents(tokenizer, data, settings)
     return _Subject(name, network, tokenizer.mask_token_id, documents)
 
 
 def _documents(
-    tokenizer: PreTrainedTokenizerBase, data: str | Path, plan: Plan
+    tokenizer: PreTrainedTokenizerBase, data: str | Path, settings: PerplexitySettings
 ) -> dict[int, list[_Document]]:
     """The first documents that are long enough, by length."""
     tokenize = Tokenize(tokenizer)
     special = torch.tensor(tokenizer.all_special_ids)
-    found: dict[int, list[_Document]] = {length: [] for length in plan.lengths}
+    found: dict[int, list[_Document]] = {length: [] for length in settings.lengths}
     rows, longest = _texts(data), 0
     while batch := list(islice(rows, _TEXTS)):
-        sizes = tokenize([text for _, text in batch], "", max(plan.lengths)).lengths.tolist()
+        sizes = tokenize([text for _, text in batch], "", max(settings.lengths)).lengths.tolist()
         longest = max(longest, *sizes)
         for length, documents in found.items():
             for (number, text), size in zip(batch, sizes, strict=True):
-                if size >= length and len(documents) < plan.documents:
-                    document = _masked(number, tokenize([text], "", length).ids, special, plan)
+                if size >= length and len(documents) < settings.documents:
+                    document = _masked(number, tokenize([text], "", length).ids, special, settings)
                     documents += [document] if document.maskable else []
-        if all(len(documents) == plan.documents for documents in found.values()):
+        if all(len(documents) == settings.documents for documents in found.values()):
             break
     for length, documents in found.items():
         if not documents:
-            raise UserError(
-                f"--lengths {length}: no document of {data} has so many tokens "
-                f"(the longest has {longest}); leave that length out, or pass longer documents"
+            reason = (
+                f"no document of {data} has {length} tokens (the longest has {longest}); leave "
+                "that length out, or pass longer documents"
             )
+            raise ArgumentError(("lengths", reason))
     return found
 
 
-def _masked(number: int, ids: Tensor, special: Tensor, plan: Plan) -> _Document:
+def _masked(number: int, ids: Tensor, special: Tensor, settings: PerplexitySettings) -> _Document:
     """Draw the positions: a function of the seed, the document's number and its tokens'."""
     maskable = (~torch.isin(ids, special)).nonzero().squeeze(1)
-    size, wanted = len(maskable), plan.positions
-    if wanted is None or wanted >= size:
+    size, wanted = len(maskable), settings.positions
+    if wanted == "all" or wanted >= size:
         return _Document(number, ids, size, maskable)
-    shuffle = rng.fold_in(plan.seed, "masked alone", number)
+    shuffle = rng.fold_in(settings.seed, "masked alone", number)
     drawn = torch.from_numpy(rng.permuted(np.arange(wanted), size, shuffle))
     return _Document(number, ids, size, maskable[drawn])
 

@@ -10,7 +10,7 @@ from embedkit_cli.app import main
 from embedkit.errors import UserError
 from embedkit.evaluation.comparing.comparison import (
     Comparison,
-    compare,
+    compare_summaries,
     interval,
     read_run,
     value_of,
@@ -34,7 +34,7 @@ def summary(revision: str = "r", **scores: float) -> Summary:
 def two() -> Comparison:
     first = summary(NQ=0.2, FEVER=0.3, STS12=0.6, STS13=0.8)
     second = summary(NQ=0.3, FEVER=0.4, STS12=0.5, STS13=0.7)
-    return compare([("first_run", first), ("second", second)])
+    return compare_summaries([("first_run", first), ("second", second)])
 
 
 def test_a_row_holds_the_means_of_types_and_tasks(two: Comparison) -> None:
@@ -47,16 +47,18 @@ def test_a_row_holds_the_means_of_types_and_tasks(two: Comparison) -> None:
 
 
 def test_the_average_is_over_tasks_and_not_over_types() -> None:
-    (row,) = compare([("a", summary(NQ=0.2, FEVER=0.3, STS12=0.7))]).rows
+    (row,) = compare_summaries([("a", summary(NQ=0.2, FEVER=0.3, STS12=0.7))]).rows
     assert row.average == pytest.approx(40)
 
 
 def test_only_tasks_that_all_runs_have_are_compared() -> None:
-    found = compare([("a", summary(NQ=0.2, STS12=0.9)), ("b", summary(NQ=0.3, FEVER=0.1))])
+    found = compare_summaries(
+        [("a", summary(NQ=0.2, STS12=0.9)), ("b", summary(NQ=0.3, FEVER=0.1))]
+    )
     assert (found.tasks, found.left_out) == (1, ("FEVER", "STS12"))
     assert [row.average for row in found.rows] == pytest.approx([20, 30])
     with pytest.raises(UserError, match=r"a, b: no task has a score in all of them"):
-        compare([("a", summary(NQ=0.2)), ("b", summary(FEVER=0.1))])
+        compare_summaries([("a", summary(NQ=0.2)), ("b", summary(FEVER=0.1))])
 
 
 def test_a_difference_that_is_the_same_in_every_task_has_no_width() -> None:
@@ -97,7 +99,7 @@ def test_what_the_interval_is_made_of_is_stated(name: str, two: Comparison) -> N
 
 
 def test_the_paper_s_rows_agree_with_their_averages() -> None:
-    found = compare([("a", summary(NQ=0.2))], paper=True)
+    found = compare_summaries([("a", summary(NQ=0.2))], paper=True)
     published = [row for row in found.rows if row.published]
     assert len(published) == 10
     for row in published:
@@ -126,13 +128,15 @@ def test_the_paper_s_rows_agree_with_their_averages() -> None:
 def test_the_best_of_the_paper_s_rows_is_what_it_prints_in_bold(
     column: str, name: str, value: float
 ) -> None:
-    rows = [row for row in compare([("a", summary(NQ=0.9))], paper=True).rows if row.published]
+    rows = [
+        row for row in compare_summaries([("a", summary(NQ=0.9))], paper=True).rows if row.published
+    ]
     best = max(rows, key=lambda row: value_of(row, column) or 0)
     assert (best.name, value_of(best, column)) == (name, value)
 
 
 def test_other_data_under_one_name_are_pointed_out() -> None:
-    found = compare([("a", summary(NQ=0.2)), ("b", summary(revision="other", NQ=0.3))])
+    found = compare_summaries([("a", summary(NQ=0.2)), ("b", summary(revision="other", NQ=0.3))])
     assert "NQ: the runs differ in its revision." in as_plain(found)
 
 
@@ -152,7 +156,7 @@ def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"summary\.json: is no summary"):
         read_run(tmp_path)
     with pytest.raises(UserError, match=r"two runs are called a"):
-        compare([("a", summary(NQ=0.2)), ("a", summary(NQ=0.2))])
+        compare_summaries([("a", summary(NQ=0.2)), ("a", summary(NQ=0.2))])
 
 
 def test_the_command_prints_the_table(

@@ -93,7 +93,7 @@ def test_the_command_refuses_what_it_no_longer_knows(words: list[str], told: str
 
 @pytest.mark.parametrize("instructions", [True, False, "all"])
 def test_python_refuses_what_is_neither_none_nor_paper(instructions: Any, tmp_path: Path) -> None:
-    told = rf"instructions = {instructions!r}: choose none or paper"
+    told = rf"instructions: Input should be 'none' or 'paper' \(got {instructions!r}\)"
     with pytest.raises(UserError, match=told):
         embedkit.evaluate("starter", ["STS12"], tmp_path, instructions=instructions)
     with pytest.raises(UserError, match=told):

@@ -1,0 +1,61 @@
+"""How the command line is read: the order of commands, help, and mistakes in one line."""
+
+import sys
+from typing import Any
+
+import typer
+from pydantic import ValidationError
+from typer.core import TyperGroup
+
+from embedkit.errors import ArgumentError, UserError
+from embedkit_cli.options import flag
+
+
+class Commands(TyperGroup):
+    """A group of commands, which without words prints its help."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        """Return the names in the order of the work; typer puts groups such as data last."""
+        return sorted(self.commands, key=lambda name: name != "data")
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Read the words; where there is none, as if it were ``--help``."""
+        return super().parse_args(ctx, args or ["--help"])
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Run a command, and exit with its code.
+
+        Raises:
+            UserError: the words are wrong; arguments are named by their options.
+        """
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(*args, **extra)
+        except ArgumentError as error:
+            raise UserError(error.written(flag)) from None
+        except typer.TyperException as error:
+            raise UserError(_mistake(error)) from None
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+
+def _mistake(error: typer.TyperException) -> str:
+    """Say in one line what is wrong with the words."""
+    context = getattr(error, "ctx", None)
+    remedy = f"{context.command_path} --help describes it" if context else ""
+    if hasattr(error, "possibilities"):
+        near = " or ".join(error.possibilities or ())
+        offer = f"did you mean {near}?" if near else remedy.replace("describes it", "lists all")
+        return f"{getattr(error, 'option_name', '')}: no such option; {offer}"
+    if isinstance(error, typer.BadParameter) and error.param is not None:
+        name = error.param.get_error_hint().strip("'[].")
+        if not error.message:
+            return f"{name} is missing; {remedy}"
+        reason = error.message.removesuffix(".").removeprefix("Value error, ")
+        if isinstance(error.__cause__, ValidationError):
+            value = error.__cause__.errors()[0]["input"]
+            reason += "" if repr(value) in reason else f" (got {value!r})"
+        return f"{name}: {reason}"
+    message = error.format_message().removesuffix(".").replace(". Did you", "; did you")
+    return message[:1].lower() + message[1:]

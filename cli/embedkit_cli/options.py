@@ -1,0 +1,99 @@
+"""Options: those that several commands have, and those that settings declare."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+
+from embedkit.config import Section, names_in, shipped
+
+CommandT = TypeVar("CommandT", bound=Callable[..., None])
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the recipes that come with embedkit, for the shell to complete."""
+    return sorted(names_in(shipped("recipes")))
+
+
+def manifest_names() -> list[str]:
+    """Return the names of the manifests that come with embedkit, for the shell to complete."""
+    from embedkit import api
+
+    return api.shipped_names()
+
+
+RECIPE_HELP = "A recipe: a name under recipes/ without .toml, or the path of a TOML file."
+MODEL_HELP = "A model: a folder, a hub id, package:<distribution>/<path>, or starter."
+
+RecipeName = Annotated[str, typer.Option("--recipe", autocompletion=recipe_names, help=RECIPE_HELP)]
+Overrides = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set one key of the recipe, e.g. optim.lr=3e-5; KEY= unsets it. May be repeated.",
+    ),
+]
+Model = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
+
+
+def flag(name: str) -> str:
+    """Return the option of an argument: ``margin_kind`` is ``--margin-kind``."""
+    return f"--{name.replace('_', '-')}"
+
+
+def with_options(settings: type[Section]) -> Callable[[CommandT], CommandT]:
+    """Give a command an option for each field of ``settings``, in place of its ``**options``.
+
+    An option has the name, type, default and description of its field. What types do not say of
+    its value is checked where the settings are made.
+    """
+
+    def decorate(command: CommandT) -> CommandT:
+        given = inspect.signature(command).parameters.values()
+        plain = [each for each in given if each.kind is not each.VAR_KEYWORD]
+        # A section lists inherited fields first; those of its own matter more.
+        fields = sorted(
+            settings.model_fields.items(), key=lambda item: item[0] not in settings.__annotations__
+        )
+        parameters = [
+            *(each.replace(kind=each.KEYWORD_ONLY) for each in plain),
+            *(_option(name, field) for name, field in fields),
+        ]
+        # What typer reads the options from.
+        vars(command)["__signature__"] = inspect.Signature(parameters)
+        return command
+
+    return decorate
+
+
+def _option(name: str, field: FieldInfo) -> inspect.Parameter:
+    option = flag(name)
+    if field.default is True:
+        option = f"{option}/{flag(f'no_{name}')}"
+    metavar = "|".join(map(str, field.examples)) if field.examples else None
+    assert field.description, f"{name} has no docstring"
+    help_ = " ".join(field.description.replace("``", "").split())
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if field.is_required() else field.default,
+        annotation=Annotated[
+            _word_type(field.annotation), typer.Option(option, help=help_, metavar=metavar)
+        ],
+    )
+
+
+def _word_type(annotation: Any) -> Any:
+    """Return what typer makes of a word: the field's type, or text that the field reads itself."""
+    if get_origin(annotation) is Annotated:
+        return _word_type(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        inner = [each for each in get_args(annotation) if each is not NoneType]
+        return _word_type(inner[0]) | None if len(inner) == 1 else str
+    known = annotation in (bool, int, float, str, Path) or get_origin(annotation) is Literal
+    return annotation if known else str

@@ -1,0 +1,46 @@
+"""Tokenizing sources of text, once, before a run that reads their token ids."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+
+from embedkit.data.pairs.lengths import QUANTILES, stored_lengths
+from embedkit.data.tables import SHOWN_QUANTILES, plain_table
+from embedkit.data.text.texts import Texts
+from embedkit.data.text.tokenized import Tokenized, prepare
+from embedkit.errors import ArgumentError
+from embedkit.models.hub import load_tokenizer
+from embedkit.tokens.vocabulary import Vocabulary
+
+
+def prepare_texts(
+    texts: Sequence[Texts], tokenizer: str, *, sample: int | None = None
+) -> Iterator[Table]:
+    """Keep the token ids of ``texts`` in the cache, and show how many there are.
+
+    Args:
+        texts: the sources; what is tokenized already is only opened.
+        tokenizer: a model, for its tokenizer.
+        sample: refused unless it is ``None``, since token ids are kept of whole sources.
+
+    Raises:
+        UserError: there is no such tokenizer, or a source cannot be read.
+    """
+    if sample is not None:
+        raise ArgumentError(("sample", f"text is tokenized whole; leave it out (got {sample})"))
+    loaded = load_tokenizer(tokenizer)
+    vocabulary = Vocabulary.of(loaded)
+    prepared = [prepare(each, loaded) for each in texts]
+    yield _sizes_table(prepared, vocabulary.framing, tokenizer)
+
+
+def _sizes_table(sources: Sequence[Tokenized], framing: int, model: str) -> Table:
+    """Show what was tokenized; lengths count ``framing`` special tokens for each document."""
+    rows = []
+    for source in sources:
+        lengths = dict(zip(QUANTILES, stored_lengths(source.train, framing), strict=True))
+        held_out = f"{len(source.held_out):,}" if source.held_out else "none"
+        sizes = (f"{len(source.train):,}", f"{source.train.num_tokens:,}", held_out)
+        rows.append((source.name, *sizes, *(f"{lengths[each]:,}" for each in SHOWN_QUANTILES)))
+    heads = ["source", "documents", "tokens", "held out", "median", "95 %", "longest"]
+    return plain_table(heads, rows, title=f"token ids by {model}, and lengths of documents")

@@ -1,0 +1,167 @@
+"""What a key of a recipe means, and what the recipes of the papers set it to."""
+
+import difflib
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from embedkit.config import find, read_toml
+from embedkit.errors import UserError
+from embedkit.recipe.finetune_recipe import Recipe
+from embedkit.recipe.pretrain_recipe import PretrainRecipe
+from embedkit.recipe.training_settings import Training
+
+PAPER_RECIPES = ("neobert-1024", "neobert-4096", "unified", "cde-stage1", "cde-stage2")
+"""The shipped recipes that follow a paper; their comments say where it leaves a value open."""
+_KINDS: Mapping[str, type[Training]] = {"fine-tuning": Recipe, "pretraining": PretrainRecipe}
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+_WORDS = {
+    "integer": "integer",
+    "number": "number",
+    "string": "text",
+    "boolean": "true or false",
+    "array": "list",
+    "object": "table",
+    "null": "unset",
+}
+
+Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A key of the recipes of one kind."""
+
+    kind: str
+    """The work that these recipes are for, with the kind of objective where there are several."""
+    path: str
+    schema: Schema
+    required: bool
+
+
+def explain(key: str) -> str:
+    """Say what a dotted key of a recipe means: its type, default, description and paper values.
+
+    Of a table, its keys are listed. The values are those that the recipes of the papers set, with
+    the comments that stand above them there.
+
+    Raises:
+        UserError: no recipe has such a key; the message offers near ones.
+    """
+    keys = [each for kind, section in _KINDS.items() for each in _keys(kind, section)]
+    matches = [each for each in keys if each.path == key]
+    if not matches:
+        raise UserError(f"{key}: no recipe has such a key{_near(key, keys)}")
+    texts: dict[str, list[str]] = {}
+    for match in matches:
+        inner = [each for each in keys if each.path.rpartition(".")[0] == key]
+        texts.setdefault(_described(match, inner), []).append(match.kind)
+    pages = [f"{key} ({', '.join(dict.fromkeys(kinds))})\n{text}" for text, kinds in texts.items()]
+    evidence = "" if any(each.path.startswith(f"{key}.") for each in keys) else _evidence(key)
+    return "\n".join([*pages, *([evidence] if evidence else [])])
+
+
+def _keys(kind: str, section: type[Training]) -> Iterator[_Key]:
+    schema = section.model_json_schema()
+    yield from _keys_below(kind, "", schema, schema["$defs"])
+
+
+def _keys_below(kind: str, path: str, schema: Schema, sections: Schema) -> Iterator[_Key]:
+    for name, field in schema.get("properties", {}).items():
+        key = _Key(kind, f"{path}{name}", field, name in schema.get("required", ()))
+        yield key
+        tables = list(_tables(field, sections))
+        for table in tables:
+            objective = table["properties"].get("kind", {}).get("const")
+            whose = f"{kind}, {name}.kind = {objective}" if len(tables) > 1 else kind
+            yield from _keys_below(whose, f"{key.path}.", table, sections)
+
+
+def _tables(schema: Schema, sections: Schema) -> Iterator[Schema]:
+    """Yield the tables that a field may hold, alone or in a list."""
+    if "$ref" in schema:
+        yield sections[schema["$ref"].rpartition("/")[2]]
+    items = [schema["items"]] if "items" in schema else []
+    for inner in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *items):
+        yield from _tables(inner, sections)
+
+
+def _described(key: _Key, inner: list[_Key]) -> str:
+    default = "required" if key.required else f"default {_toml(key.schema.get('default'))}"
+    lines = [f"  {_type(key.schema)}" + ("" if inner else f", {default}")]
+    if description := key.schema.get("description"):
+        lines.append(textwrap.indent(textwrap.fill(_plain(description), 96), "  "))
+    own = {each.path: None for each in inner if each.kind.startswith(key.kind)}
+    if own:
+        lines.append(f"  keys: {', '.join(own)}")
+    return "\n".join(lines) + "\n"
+
+
+def _type(schema: Schema) -> str:
+    """Return the type of a field in words."""
+    if "enum" in schema or "const" in schema:
+        return " or ".join(f'"{value}"' for value in schema.get("enum", [schema.get("const")]))
+    if variants := (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        return " or ".join(dict.fromkeys(map(_type, variants)))
+    if schema.get("type") == "array" and "items" in schema:
+        return f"list of: {_type(schema['items'])}"
+    bounds = [f"{sign} {schema[name]:g}" for name, sign in _BOUNDS.items() if name in schema]
+    return " ".join([_WORDS[schema.get("type", "object")], " and ".join(bounds)]).rstrip()
+
+
+def _plain(description: str) -> str:
+    return " ".join(description.replace("``", "").split())
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _near(key: str, keys: list[_Key]) -> str:
+    """Offer whole paths: those that end in the same word, else those that are spelled alike."""
+    paths = sorted({each.path for each in keys})
+    last = key.rpartition(".")[2]
+    alike = difflib.get_close_matches(key, paths, n=3)
+    words = difflib.get_close_matches(last, {path.rpartition(".")[2] for path in paths}, n=2)
+    same = [path for path in paths if path.rpartition(".")[2] == last]
+    ends = [path for path in paths if path.rpartition(".")[2] in words]
+    near = same or list(dict.fromkeys([*alike, *ends]))[:4]
+    return f", did you mean {' or '.join(near)}?" if near else "; embedkit show prints a recipe"
+
+
+def _evidence(key: str) -> str:
+    """Return the value of ``key`` in each recipe of a paper that sets it, with its comment."""
+    lines = []
+    for name in PAPER_RECIPES:
+        path = find("recipes", name)
+        *tables, last = key.split(".")
+        value: Any = read_toml(path)
+        for table in tables:
+            value = value.get(table, {})
+        if last in value:
+            lines.append(f"  {name}: {_toml(value[last])}")
+            if comment := _comment(path.read_text(encoding="utf-8"), ".".join(tables), last):
+                lines.append(textwrap.indent(textwrap.fill(comment, 92), "      "))
+    return "\n".join(["set in the recipes of the papers:", *lines, ""]) if lines else ""
+
+
+def _comment(text: str, table: str, key: str) -> str:
+    """Return the comment that stands right above a key in a recipe's file."""
+    current, comment = "", []
+    for line in text.splitlines():
+        if line.startswith("#"):
+            comment.append(line.removeprefix("#").strip())
+            continue
+        if line.startswith("["):
+            current = line.strip("[] ")
+        elif current == table and line.partition("=")[0].strip() == key:
+            return " ".join(comment)
+        comment = []
+    return ""
