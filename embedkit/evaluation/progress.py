@@ -7,19 +7,15 @@ from contextlib import contextmanager
 
 import datasets
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
+
+from embedkit.distributed.progress import progress_bar
 
 
-def progress_bar(console: Console | None, total: int) -> Progress:
-    """A bar with one task, of ``total`` steps, on standard error by default."""
-    bar = Progress(
-        SpinnerColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}", markup=False),
-        console=console or Console(stderr=True),
-        transient=True,
-    )
+def progress_of(console: Console | None, total: int) -> Progress:
+    """Return a bar with one task, of ``total`` steps, on standard error by default."""
+    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), "{task.description}")
+    bar = progress_bar(*columns, console=console)
     bar.add_task("", total=total)
     return bar
 

@@ -1,7 +1,5 @@
 """``Embedder``: a backbone, a pooling and prompts; texts or tokens in, unit vectors out."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -15,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from embedkit.models.backbones import Backbone, NeoBERTBackbone, shape_of
 from embedkit.models.encoding import embed_texts, without_dropout
 from embedkit.models.pooling import first_by_text, mean_by_text
-from embedkit.storage.hashing import sha256_of
+from embedkit.storage.hashing import sha256_of, sha256_of_json
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.tokenizer import Tokenize, identity_of
 
@@ -118,5 +116,4 @@ class Embedder(nn.Module):
             "autocast": str(self.autocast),
             "max_tokens": self.max_tokens,
         }
-        described = json.dumps(settings, sort_keys=True, default=str)
-        return hashlib.sha256(described.encode()).hexdigest()
+        return sha256_of_json(settings, default=str)
