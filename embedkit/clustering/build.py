@@ -18,13 +18,14 @@ from embedkit.clustering.comparison import compare
 from embedkit.clustering.embedding import embed
 from embedkit.clustering.report import markdown, plot
 from embedkit.clustering.settings import ClusteringSettings
-from embedkit.clustering.table_writer import replace_text, write_header, write_order
+from embedkit.clustering.table_writer import write_header, write_order
 from embedkit.config import differences
 from embedkit.data.batch_table import BatchTable, SourceFacts, source_folder
 from embedkit.data.pairs.records import Records
 from embedkit.data.vector_store import VectorStore
 from embedkit.errors import UserError
 from embedkit.models.embedder import Embedder
+from embedkit.storage.atomic import aside_of, write_json, write_text
 
 _BEGUN = "begun.json"
 
@@ -75,7 +76,7 @@ def report(table: BatchTable, output: Path, settings: ClusteringSettings, consol
     if remark := plot(comparisons, output / "report"):
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
     # Last, since it is what a second run goes by.
-    replace_text(page, markdown(table, comparisons))
+    write_text(page, markdown(table, comparisons))
 
 
 @contextmanager
@@ -111,11 +112,11 @@ def _begin(
             )
         return
     # A process that was killed as it began has left this much.
-    mine = {f"{_BEGUN}.part"}
+    mine = {aside_of(begun).name}
     if output.exists() and (not output.is_dir() or {each.name for each in output.iterdir()} - mine):
         raise UserError(f"{output}: is not empty and holds no batches; choose another --output")
     output.mkdir(parents=True, exist_ok=True)
-    replace_text(begun, json.dumps(now, indent=2) + "\n")
+    write_json(begun, now)
 
 
 def _cut(folder: Path, facts: SourceFacts, backend: Backend, settings: ClusteringSettings) -> None:

@@ -6,11 +6,12 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TimeRemainingColumn
 
 from embedkit import distributed
 from embedkit.data.pairs.records import Records
 from embedkit.data.vector_store import DTYPE, SIDES, VectorStore, file_of
+from embedkit.distributed.progress import progress_bar
 from embedkit.models.embedder import Embedder
 from embedkit.storage.blocks import BlockFile
 
@@ -30,7 +31,8 @@ def embed(records: Records, surrogate: Embedder, folder: Path, console: Console)
         # Told by one rank: another may have written a block before this one looks.
         missing = distributed.on_main(partial(_begin, folder, aside, facts))
         files = _files(aside, facts)
-        with _progress(console) as progress:
+        columns = ("embed {task.description}", BarColumn(), TimeRemainingColumn())
+        with progress_bar(*columns, console=console) as progress:
             for (side, file), blocks in zip(files.items(), missing, strict=True):
                 own = distributed.share_of(
                     len(blocks), distributed.rank(), distributed.world_size()
@@ -71,13 +73,3 @@ def _finish(files: list[BlockFile], aside: Path, folder: Path) -> None:
     """Give the folder its name; by one rank, which another's look at the files would race with."""
     assert not any(file.missing() for file in files), "a rank left a block out"
     aside.rename(folder)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("embed {task.description}", markup=False),
-        BarColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )

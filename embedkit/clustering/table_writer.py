@@ -1,7 +1,6 @@
 """Write a batch table: the batches of each source, and the header that makes the table whole."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.data.batch_table import HEADER, SourceFacts, read_order, source_folder
+from embedkit.storage.atomic import write_json, written_aside
+from embedkit.storage.hashing import sha256_of_json
 
 
 def write_header(
@@ -29,21 +30,12 @@ def write_header(
         "sources": [asdict(each) for each in sources],
         "batches": digest.hexdigest(),
     }
-    described = json.dumps(header, sort_keys=True)
-    header["hash"] = hashlib.sha256(described.encode()).hexdigest()
-    replace_text(folder / HEADER, json.dumps(header, indent=2) + "\n")
+    header["hash"] = sha256_of_json(header)
+    write_json(folder / HEADER, header)
 
 
 def write_order(folder: Path, order: NDArray[np.int64]) -> None:
     """Write the batches of a source, whole or not at all."""
     assert (np.bincount(order, minlength=len(order)) == 1).all(), "a row is not there once"
-    aside = folder / "rows.part"
-    order.astype("<i8").tofile(aside)
-    aside.replace(folder / "rows.i64")
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all."""
-    aside = path.with_name(f"{path.name}.part")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
+    with written_aside(folder / "rows.i64") as aside:
+        order.astype("<i8").tofile(aside)

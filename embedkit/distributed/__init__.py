@@ -1,4 +1,4 @@
-"""Ranks and sharding: the only user of ``torch.distributed``. Imports ``errors`` alone."""
+"""Ranks, sharding and progress bars: the only user of ``torch.distributed``."""
 
 from embedkit.distributed.ranks import (
     PATIENCE,

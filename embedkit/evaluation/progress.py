@@ -7,24 +7,19 @@ from contextlib import contextmanager
 
 import datasets
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
+
+from embedkit.distributed.progress import progress_bar
 
 
-def progress_bar(console: Console | None, total: int) -> Progress:
-    """A bar with one task, of ``total`` steps, on standard error by default.
+def progress_of(console: Console | None, total: int) -> Progress:
+    """Return a bar with one task, of ``total`` steps, on standard error by default.
 
     Where that is no terminal nothing is drawn, and lines printed to its console come out at once.
     """
     console = console or Console(stderr=True)
-    bar = Progress(
-        SpinnerColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}", markup=False),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
+    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), "{task.description}")
+    bar = progress_bar(*columns, console=console, shown=console.is_terminal)
     bar.add_task("", total=total)
     return bar
 

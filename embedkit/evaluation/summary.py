@@ -12,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from embedkit.storage.atomic import write_json
+
 TYPES = (
     "Classification",
     "Clustering",
@@ -123,7 +125,7 @@ class Summary:
             "mean_over_tasks": self.mean_over_tasks,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_json(path, content)
 
     @classmethod
     def read(cls, path: Path) -> "Summary":

@@ -19,6 +19,7 @@ from embedkit.errors import UserError
 from embedkit.mining.corpus import Ids
 from embedkit.mining.search import Best, Scores, filled, torch_best
 from embedkit.mining.stages import stage
+from embedkit.storage.atomic import written_aside
 
 _TRAINED_ON = 40
 """Vectors a list that its centre is learned from; faiss warns below 39."""
@@ -146,10 +147,9 @@ class IvfSearch:
         return index
 
     def _write(self, index: Any, path: Path) -> None:
-        """Whole or not at all."""
-        aside = path.with_suffix(".aside")
-        self._faiss.write_index(index, str(aside))
-        aside.replace(path)
+        """Write an index that is there whole or not at all."""
+        with written_aside(path) as aside:
+            self._faiss.write_index(index, str(aside))
 
 
 @contextmanager

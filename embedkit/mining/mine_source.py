@@ -1,6 +1,5 @@
 """Hard negatives for a source: encode, search, choose, write, and say what came out."""
 
-import json
 import shutil
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +26,7 @@ from embedkit.mining.stored_vectors import stored_vectors
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.load import one_stage
+from embedkit.storage.atomic import write_json
 
 _PACKAGES = ("embedkit-neobert", "torch", "transformers")
 
@@ -164,7 +164,7 @@ class _Run:
         )
         versions = {package: version(package) for package in _PACKAGES}
         record = {"plan": self._plan, "versions": versions, "audit": audit.table()}
-        (result / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_json(result / RECORD, record)
         return audit
 
     def _search(self) -> Search:

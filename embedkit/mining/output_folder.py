@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 
 from embedkit.config import differences
 from embedkit.errors import UserError
+from embedkit.storage.atomic import write_json
 from embedkit.storage.folders import check_replaceable, mark, recover, replace
 
 RECORD = "mining.json"
@@ -70,7 +71,7 @@ class OutputFolder:
                 begun = _read(self.work / _PLAN)
                 if begun is None or _changed(begun, plan):
                     self._clear()
-                _write(self.work / _PLAN, plan)
+                write_json(self.work / _PLAN, plan)
                 yield self.work
         except Timeout:
             raise UserError(f"{self.output}: another process is mining into it") from None
@@ -111,9 +112,3 @@ def _changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    aside = path.with_suffix(".aside")
-    aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    aside.replace(path)

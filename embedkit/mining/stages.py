@@ -4,13 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+
+from embedkit.distributed.progress import progress_bar
 
 _LINES = 10
 
@@ -25,10 +21,10 @@ def stage(
         console.print(f"{work}: {remark}", highlight=False, markup=False, soft_wrap=True)
 
     say(f"{total:,}" + (f", of which {done:,} are done" if done else ""))
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn(work))
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
     shown = console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
-        task = bar.add_task("", total=total, completed=done)
+    with progress_bar(*columns, console=console, shown=shown) as bar:
+        task = bar.add_task(work, total=total, completed=done)
 
         def advance(more: int) -> None:
             nonlocal done

@@ -1,7 +1,5 @@
 """Texts as unit vectors on disk, kept in the cache under all that they depend on."""
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from embedkit.mining.stages import stage
 from embedkit.models.embedder import Embedder
 from embedkit.storage import cache
 from embedkit.storage.blocks import BlockFile, mapped
+from embedkit.storage.hashing import sha256_of_json
 
 _TEXTS = 2048
 """Encoded between two blocks on disk."""
@@ -50,7 +49,7 @@ def stored_vectors(
     """
     limit = min(max_tokens or embedder.max_tokens, embedder.max_tokens)
     parts = [_FORMAT, side.identity, identity, prompt, limit, store, _TEXTS]
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+    key = sha256_of_json(parts)[:32]
     kind, width = np.dtype(_TYPES[store]), embedder.backbone.width
 
     def file(folder: Path) -> BlockFile:

@@ -1,7 +1,5 @@
 """``Embedder``: a backbone, a pooling and prompts; texts or tokens in, unit vectors out."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from embedkit.models.contextual.context import Context
 from embedkit.models.embedding_model import Role
 from embedkit.models.encoding import embed_texts, without_dropout
 from embedkit.models.pooling import identity_of_pooling, pooling_named
-from embedkit.storage.hashing import sha256_of
+from embedkit.storage.hashing import sha256_of, sha256_of_json
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.tokenizer import Tokenize, identity_of
 
@@ -166,5 +164,4 @@ class Embedder(nn.Module):
             "autocast": str(self.autocast),
             "max_tokens": self.max_tokens,
         }
-        described = json.dumps(settings, sort_keys=True, default=str)
-        return hashlib.sha256(described.encode()).hexdigest()
+        return sha256_of_json(settings, default=str)

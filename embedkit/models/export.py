@@ -1,6 +1,5 @@
 """Models out: an ``Embedder`` becomes a folder that opens where embedkit is absent."""
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +14,7 @@ from embedkit.models.onnx import check_installed, write_onnx
 from embedkit.models.pooling import STOCK_MODES, stock_mode_of
 from embedkit.models.quiet import quietly
 from embedkit.models.settings import ExportTarget
+from embedkit.storage.atomic import write_json
 from embedkit.storage.folders import check_replaceable, whole_folder
 from embedkit.tokens.tokenizer import Tokenize
 
@@ -151,7 +151,7 @@ def _write_settings(embedder: Embedder, folder: Path) -> None:
     for name, content in _settings(embedder).items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_json(path, content)
 
 
 def _settings(embedder: Embedder) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from embedkit.objectives.masked_lm import micro_batches
 from embedkit.pretraining.language_model import LanguageModel
 from embedkit.pretraining.mixture import TextMixture
 from embedkit.recipe import PretrainRecipe
+from embedkit.storage.atomic import write_text
 
 
 class HeldOutLosses:
@@ -99,7 +100,7 @@ class HeldOutLosses:
         # A killed run may leave half a line at the end.
         whole = [line for line in lines if line.endswith("\n")]
         kept = [line for line in whole if json.loads(line)["step"] < start]
-        self._path.write_text("".join(kept), encoding="utf-8")
+        write_text(self._path, "".join(kept))
 
 
 def unigram_loss(frequencies: Tensor, targets: Tensor) -> float:

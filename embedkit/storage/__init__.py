@@ -1,1 +1,1 @@
-"""Files that outlive a process: verified blocks, cache, hashes. Imports the root modules."""
+"""Files that outlive a process: atomic writes, verified blocks, cache, hashes."""

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.storage.atomic import written_aside
+
 Keys = NDArray[np.uint64]
 """Shapes: ``(rows, 2)``, the 128 bits of a hash."""
 
@@ -152,13 +154,11 @@ class KeyedBlock:
         """
         data = np.ascontiguousarray(vectors, np.float32).tobytes()
         head = _sha256(data) + cls._SIZES.pack(*vectors.shape)
+        # One name for all files of the folder, so that killed processes leave one at most.
         aside = path.with_name(".aside")
-        with aside.open("wb") as file:
+        with written_aside(path, aside=aside, durable=True), aside.open("wb") as file:
             for part in (_sha256(head, keys.tobytes()), head, keys.tobytes(), data):
                 file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """The vectors of some rows. Shapes: ``(len(rows), width)``."""

@@ -1,19 +1,20 @@
 """Folders and file hashes under ``$EMBEDKIT_CACHE``: written once, whole, and never changed."""
 
-import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock
 
 from embedkit.errors import DataError
+from embedkit.storage.atomic import sync, written_aside
+from embedkit.storage.hashing import sha256_of_file, sha256_of_text
 
 _WHOLE = "whole"
-_CHUNK = 1 << 20
 
 
 def root() -> Path:
@@ -71,11 +72,19 @@ def built(
     return folder
 
 
-def scratch(kind: str) -> Path:
-    """A new folder beside those of ``kind``, for what only gets its key when it is written."""
+@contextmanager
+def scratch(kind: str) -> Iterator[Path]:
+    """Lend a folder beside those of ``kind``, for what only gets its key when it is written.
+
+    It is deleted after the block, unless it was published.
+    """
     parent = root() / kind
     parent.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(dir=parent, prefix=".scratch-"))
+    aside = Path(tempfile.mkdtemp(dir=parent, prefix=".scratch-"))
+    try:
+        yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def publish(aside: Path, folder: Path) -> None:
@@ -83,8 +92,7 @@ def publish(aside: Path, folder: Path) -> None:
     (aside / _WHOLE).unlink(missing_ok=True)
     sizes = {path.name: path.stat().st_size for path in aside.iterdir()}
     for path in aside.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(path)
     (aside / _WHOLE).write_text(json.dumps(sizes))
     try:
         aside.rename(folder)
@@ -99,18 +107,15 @@ def file_sha256(path: Path) -> str:
     status = path.stat()
     place = str(path.resolve())
     state: list[object] = [place, status.st_size, status.st_mtime_ns]
-    note = root() / "hashes" / hashlib.sha256(place.encode()).hexdigest()[:32]
+    note = root() / "hashes" / sha256_of_text(place)[:32]
     if remembered := _remembered(note, state):
         return remembered
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
+    digest = sha256_of_file(path)
     note.parent.mkdir(parents=True, exist_ok=True)
-    aside = note.with_name(f".{note.name}.{os.getpid()}")
-    aside.write_text(json.dumps([*state, digest.hexdigest()]))
-    aside.replace(note)
-    return digest.hexdigest()
+    # Several processes may note the same hash at a time.
+    with written_aside(note, aside=note.with_name(f".{note.name}.{os.getpid()}")) as aside:
+        aside.write_text(json.dumps([*state, digest]))
+    return digest
 
 
 def _remembered(note: Path, state: list[object]) -> str | None:

@@ -5,7 +5,6 @@ each file that embedkit wrote there.
 """
 
 import glob
-import hashlib
 import json
 import shutil
 import tempfile
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embedkit.errors import UserError
+from embedkit.storage.atomic import write_json, write_text
+from embedkit.storage.hashing import sha256_of_file
 
 Kind = Literal["a model", "mined pairs", "held-out tasks"]
 """What a folder may hold."""
@@ -85,17 +86,17 @@ def whole_folder(folder: Path, kind: Kind) -> Iterator[Path]:
 
 def mark(folder: Path, kind: Kind) -> None:
     """Write the marker into ``folder``, whose other files are finished."""
-    hashes = {name: _sha256(path) for name, path in _files(folder).items() if name != MARKER}
-    _write(folder, {"written_by": "embedkit", "holds": kind, "sha256": hashes})
+    hashes = {name: sha256_of_file(path) for name, path in _files(folder).items() if name != MARKER}
+    write_json(folder / MARKER, {"written_by": "embedkit", "holds": kind, "sha256": hashes})
 
 
 def rewrite(folder: Path, name: str, text: str) -> None:
     """Write a text file of a marked folder anew, so that it still counts as embedkit's."""
     path = folder / name
-    path.write_text(text, encoding="utf-8")
+    write_text(path, text)
     if marker := _read(folder):
-        marker["sha256"][name] = _sha256(path)
-        _write(folder, marker)
+        marker["sha256"][name] = sha256_of_file(path)
+        write_json(folder / MARKER, marker)
 
 
 def replace(folder: Path, new: Path, kind: Kind) -> None:
@@ -169,15 +170,8 @@ def _read(folder: Path) -> dict[str, Any] | None:
     return marker if known else None
 
 
-def _write(folder: Path, marker: dict[str, Any]) -> None:
-    (folder / MARKER).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
-
-
 def _is(path: Path | None, digest: str) -> bool:
     """Whether ``path`` is a file with this SHA-256, and not a link to one."""
-    return path is not None and path.is_file() and not path.is_symlink() and _sha256(path) == digest
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    if path is None or path.is_symlink() or not path.is_file():
+        return False
+    return sha256_of_file(path) == digest

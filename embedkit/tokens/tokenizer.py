@@ -1,6 +1,5 @@
 """Texts to token ids: the one place where a prompt meets a text and a text meets its limit."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from functools import lru_cache
@@ -8,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from embedkit.storage.hashing import sha256_of_json
 from embedkit.tokens.batch import TokenBatch
 
 
@@ -71,21 +71,17 @@ def identity_of(tokenizer: PreTrainedTokenizerBase) -> str:
         _digest_of_rules(backend.to_str())
         if backend is not None
         # One in Python shows its words alone.
-        else _digest({"kind": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()})
+        else sha256_of_json({"kind": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()})
     )
     parts: list[Any] = [rules, sorted(set(tokenizer.all_special_ids))]
     # Named where it is unusual, so that most identities are what they were before it was.
     if tokenizer.truncation_side != "right":
         parts.append(tokenizer.truncation_side)
-    return _digest(parts)
+    return sha256_of_json(parts)
 
 
 @lru_cache(maxsize=8)
 def _digest_of_rules(written: str) -> str:
     """Kept, since sorting a vocabulary takes ten times as long as writing it down."""
     # Every call sets these two anew.
-    return _digest({**json.loads(written), "truncation": None, "padding": None})
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return sha256_of_json({**json.loads(written), "truncation": None, "padding": None})

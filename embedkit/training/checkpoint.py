@@ -1,8 +1,6 @@
 """Checkpoints: written whole or not at all, verified when read, the newest few kept."""
 
-import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +17,8 @@ from torch import Tensor, nn
 from embedkit import distributed
 from embedkit.distributed import sharding
 from embedkit.errors import UserError
+from embedkit.storage.atomic import sync, write_json
+from embedkit.storage.hashing import sha256_of_file
 
 _WEIGHTS = "model.safetensors"
 _MOMENTS = "optimizer.safetensors"
@@ -106,14 +106,16 @@ def save(
     aside.mkdir(parents=True)
     save_file(dict(state.weights), aside / _WEIGHTS)
     save_file(dict(state.moments), aside / _MOMENTS)
-    _write_json(aside / _STATE, {"step": step, "facts": facts})
-    _write_json(aside / _HASHES, {path.name: _sha256(path) for path in sorted(aside.iterdir())})
+    write_json(aside / _STATE, {"step": step, "facts": facts})
+    write_json(
+        aside / _HASHES, {path.name: sha256_of_file(path) for path in sorted(aside.iterdir())}
+    )
     for path in [*aside.iterdir(), aside]:
-        _fsync(path)
+        sync(path)
     if final.exists():
         set_aside(final)
     aside.rename(final)
-    _fsync(root)
+    sync(root)
     folders = _folders(root)
     for other in folders[: max(0, folders.index(final) + 1 - keep)]:
         shutil.rmtree(other)
@@ -236,7 +238,7 @@ def _verify(folder: Path) -> None:
             raise BrokenCheckpointError(folder, f"{name} is missing")
         if name not in hashes:
             raise BrokenCheckpointError(folder, f"{name} is not in {_HASHES}")
-        if _sha256(folder / name) != hashes[name]:
+        if sha256_of_file(folder / name) != hashes[name]:
             raise BrokenCheckpointError(folder, f"{name} does not match {_HASHES}")
 
 
@@ -245,20 +247,3 @@ def _folders(root: Path) -> list[Path]:
     # Not by glob, which takes a folder that it may not read for an empty one.
     found = [path for path in root.iterdir() if _NAME.fullmatch(path.name)] if root.exists() else []
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

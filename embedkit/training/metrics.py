@@ -15,6 +15,7 @@ from rich.table import Column
 from torch import Tensor
 
 from embedkit.errors import UserError
+from embedkit.storage.atomic import write_text
 
 
 class Tracker(Protocol):
@@ -50,9 +51,7 @@ class Metrics:
             if not line.endswith("\n") or json.loads(line)["step"] > steps:
                 break
             kept.append(line)
-        aside = self._path.with_suffix(".tmp")
-        aside.write_text("".join(kept), encoding="utf-8")
-        aside.replace(self._path)
+        write_text(self._path, "".join(kept))
 
     def add(self, step: int, source: str, values: Mapping[str, float | Tensor]) -> None:
         """Note one step; ``step`` counts from 1."""

@@ -15,6 +15,7 @@ from embedkit.config import differences, read_toml
 from embedkit.errors import UserError
 from embedkit.recipe import Training
 from embedkit.recipe.renamed_keys import with_new_names
+from embedkit.storage.atomic import aside_of, write_json, write_text
 from embedkit.storage.folders import check_replaceable, set_aside
 from embedkit.training import checkpoint
 
@@ -29,12 +30,11 @@ _NEUTRAL = (
 """Keys that cannot change what is trained: a resumed run may have other values. A batch table is
 known by its hash among the sources, wherever it lies."""
 
+_FILES = ("recipe.toml", "run.json", "metrics.jsonl", "held_out.jsonl")
+
 _ENTRIES = {
-    "recipe.toml",
-    "run.json",
-    "metrics.jsonl",
-    "metrics.tmp",
-    "held_out.jsonl",
+    *_FILES,
+    *(aside_of(Path(name)).name for name in _FILES),
     "checkpoints",
     "model",
     "eval",
@@ -135,9 +135,9 @@ def describe(folder: RunFolder, recipe: Training, facts: Mapping[str, Any]) -> N
         **facts,
     }
     # First, since it is what makes a folder a run, which --resume and --overwrite go by.
-    _replace(folder.path / "run.json", json.dumps(record, indent=2) + "\n")
+    write_json(folder.path / "run.json", record)
     tables = recipe.model_dump(mode="json", exclude_none=True)
-    _replace(folder.path / "recipe.toml", tomli_w.dumps(tables))
+    write_text(folder.path / "recipe.toml", tomli_w.dumps(tables))
 
 
 def newest_checkpoint(
@@ -243,13 +243,6 @@ def _stated(value: Any) -> Any:
 
 def _shortened(hashes: Mapping[str, str]) -> dict[str, str]:
     return {name: each[:12] for name, each in hashes.items()}
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all."""
-    aside = path.with_name(f".{path.name}.part")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
 
 
 def _hardware() -> str:

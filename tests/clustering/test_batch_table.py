@@ -152,7 +152,7 @@ def test_a_folder_of_something_else_is_left_alone(
 
 
 def test_a_process_that_was_killed_as_it_began_can_be_repeated(tmp_path: Path) -> None:
-    (tmp_path / "begun.json.part").write_text("{")
+    (tmp_path / ".begun.json.part").write_text("{")
     build._begin(tmp_path, [], ClusteringSettings(), {"name": "m", "identity": "a" * 64})
     assert (tmp_path / "begun.json").is_file()
 

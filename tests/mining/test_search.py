@@ -123,7 +123,7 @@ def test_an_index_goes_on_where_it_was_left(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "trained.index").write_bytes(trained)
-    (other / "0.aside").write_bytes(b"torn")
+    (other / ".0.index.part").write_bytes(b"torn")
     inverted(other, documents)
     assert {name: (other / name).read_bytes() for name in expected} == expected
 

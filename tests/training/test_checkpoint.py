@@ -289,7 +289,7 @@ def test_a_step_saved_again_sets_aside_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["save_file", "_moments", "_sha256", "_fsync", "_write_json", "Path.rename"]
+    "place", ["save_file", "_moments", "sha256_of_file", "sync", "write_json", "Path.rename"]
 )
 def test_a_run_killed_while_it_saves_leaves_the_checkpoint_before(
     place: str, tmp_path: Path
@@ -325,7 +325,7 @@ def test_nothing_is_named_before_it_is_on_the_disk(
         assert set(synced) == {*FILES, self.name}
         return rename(self, target)
 
-    monkeypatch.setattr(checkpoint, "_fsync", lambda path: synced.append(path.name))
+    monkeypatch.setattr(checkpoint, "sync", lambda path: synced.append(path.name))
     monkeypatch.setattr(Path, "rename", rename_and_check)
     save(tmp_path, 1)
     assert synced[-1] == tmp_path.name

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from embedkit.data.pairs.records import Record, Records
-from embedkit.data.pairs.rows_key import code_of, sha256
+from embedkit.data.pairs.rows_key import code_of
 from embedkit.data.text.token_store import TokenStore
 from embedkit.storage import cache
+from embedkit.storage.atomic import write_text
+from embedkit.storage.hashing import sha256_of_json
 from embedkit.tokens.tokenizer import Tokenize, identity_of
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
@@ -87,7 +89,7 @@ def all_lengths(
     build = partial(
         _count_all, records=records, tokenize=Tokenize(tokenizer), on_progress=on_progress
     )
-    folder = cache.built("lengths", sha256(made_of)[:32], build, resumable=True)
+    folder = cache.built("lengths", sha256_of_json(made_of)[:32], build, resumable=True)
     return _read(folder / _COUNTED)
 
 
@@ -127,9 +129,7 @@ def _batches(records: Records, start: int) -> Iterator[list[Record]]:
 def _write(path: Path, lengths: Lengths) -> None:
     """As far as it goes, so that a kill finds the file as it was or as it is to be."""
     counts = {role: _sparse(counts) for role, counts in lengths.counts.items()}
-    aside = path.with_name(f".{path.name}")
-    aside.write_text(json.dumps({"rows": lengths.rows, "counts": counts}))
-    aside.replace(path)
+    write_text(path, json.dumps({"rows": lengths.rows, "counts": counts}))
 
 
 def _sparse(counts: NDArray[np.int64]) -> list[list[int]]:

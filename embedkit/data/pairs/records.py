@@ -1,6 +1,5 @@
 """Training pairs by row: memory-mapped, and cached by what they were made from."""
 
-import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,12 +27,13 @@ from embedkit.data.manifests.manifest import (
 from embedkit.data.pairs import from_rows
 from embedkit.data.pairs.from_rows import Pair
 from embedkit.data.pairs.layout import Layout
-from embedkit.data.pairs.rows_key import rows_key, sha256
+from embedkit.data.pairs.rows_key import rows_key
 from embedkit.data.pairs.table import Table, TableWriter
 from embedkit.data.sources import files, open_source
 from embedkit.data.sources.open_source import OpenedSource, RowStream
 from embedkit.errors import DataError
 from embedkit.storage import cache
+from embedkit.storage.hashing import sha256_of_json
 
 Split = Literal["train", "held_out"]
 
@@ -104,16 +104,13 @@ class Records:
     @classmethod
     def _from_part(cls, name: str, part: RowStream, options: Options) -> Self:
         description = validated(Description, options, name)
-        aside = cache.scratch(_KIND)
-        try:
+        with cache.scratch(_KIND) as aside:
             _write(aside, name, [part], description)
             # Not of the folder that stays: equal rows may be made of other columns.
             layout = Layout.read(aside)
             content = Table(_path(aside, "train")).facts.content
             folder = aside.with_name(f"rows-{content[:32]}")
             cache.publish(aside, folder)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
         layout.tell_unused(name)
         return cls(name, Table(_path(folder, "train")), description, layout)
 
@@ -160,7 +157,7 @@ class Records:
             "max_query_tokens": self.max_query_tokens,
             "max_document_tokens": self.max_document_tokens,
         }
-        return sha256(use)
+        return sha256_of_json(use)
 
     @property
     def task(self) -> Task:

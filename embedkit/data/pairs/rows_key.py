@@ -1,10 +1,7 @@
 """What the rows of a manifest are called in the cache: a hash of all that they are made from."""
 
-import hashlib
-import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from embedkit.data import concepts
 from embedkit.data.manifests import columns, readers, roles
@@ -13,6 +10,7 @@ from embedkit.data.pairs import from_rows, layout, same_label, table
 from embedkit.data.sources import distinct, files, hub, joins, open_source
 from embedkit.data.sources.open_source import OpenedSource
 from embedkit.data.sources.readers import docstring, icd, obo, shards
+from embedkit.storage.hashing import sha256_of_json
 
 # Rows depend on the code of these, so their place in the cache does too.
 _MAKERS = (
@@ -50,15 +48,10 @@ def rows_key(manifest: Manifest, opened: OpenedSource) -> str:
     # By its name, since it imports this module.
     records = str(Path(__file__).with_name("records.py"))
     code = code_of(records, *(module.__file__ for module in _MAKERS))
-    return sha256({**parts, "code": code})[:32]
-
-
-def sha256(value: Any) -> str:
-    """The hash of a value that JSON can express."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return sha256_of_json({**parts, "code": code})[:32]
 
 
 @lru_cache
 def code_of(*files: str | None) -> str:
     """A hash of the code of modules, given as ``__file__``."""
-    return sha256([Path(file or "").read_text(encoding="utf-8") for file in files])
+    return sha256_of_json([Path(file or "").read_text(encoding="utf-8") for file in files])

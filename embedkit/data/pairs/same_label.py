@@ -6,7 +6,6 @@ own. A label that has one text makes no pair.
 """
 
 import hashlib
-import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -22,23 +21,22 @@ def pairs(texts: Iterable[tuple[str, str]], seed: int) -> Iterator[tuple[str, st
 
     Texts lie on disk meanwhile, so memory does not grow with them.
     """
-    folder = cache.scratch("labels")
-    try:
-        with closing(sqlite3.connect(folder / "texts.sqlite")) as database:
-            database.execute("pragma journal_mode = off")
-            database.execute("create table texts (label text, place integer, text text)")
-            rows = ((label, _place(text, seed), text) for text, label in texts)
-            database.executemany("insert into texts values (?, ?, ?)", rows)
-            database.execute("create index order_of_texts on texts (label, place)")
-            # Equal texts have equal places.
-            ordered = database.execute(
-                "select label, text from texts group by label, place order by label, place"
-            )
-            for label, found in groupby(ordered, key=itemgetter(0)):
-                for text, positive in _around(text for _, text in found):
-                    yield text, positive, label
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with (
+        cache.scratch("labels") as folder,
+        closing(sqlite3.connect(folder / "texts.sqlite")) as database,
+    ):
+        database.execute("pragma journal_mode = off")
+        database.execute("create table texts (label text, place integer, text text)")
+        rows = ((label, _place(text, seed), text) for text, label in texts)
+        database.executemany("insert into texts values (?, ?, ?)", rows)
+        database.execute("create index order_of_texts on texts (label, place)")
+        # Equal texts have equal places.
+        ordered = database.execute(
+            "select label, text from texts group by label, place order by label, place"
+        )
+        for label, found in groupby(ordered, key=itemgetter(0)):
+            for text, positive in _around(text for _, text in found):
+                yield text, positive, label
 
 
 def _around(texts: Iterator[str]) -> Iterator[tuple[str, str]]:

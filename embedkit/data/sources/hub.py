@@ -1,6 +1,5 @@
 """Data sets of the Hugging Face Hub: where each one lies, at which commit, and its rows."""
 
-import hashlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from embedkit.data.manifests.hub_lock import reason
 from embedkit.data.manifests.manifest import HubConfig, HubSource
 from embedkit.data.sources.joins import joined
 from embedkit.errors import DataError
+from embedkit.storage.hashing import sha256_of_text
 from embedkit.storage.offline import settle_network
 
 Row = Mapping[str, Any]
@@ -141,4 +141,4 @@ def state(folder: Path) -> str:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     ]
-    return hashlib.sha256("\n".join(listing).encode()).hexdigest()
+    return sha256_of_text("\n".join(listing))

@@ -1,7 +1,6 @@
 """Rows whose ids are replaced by the rows they name, in memory that does not grow with them."""
 
 import pickle
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -23,17 +22,13 @@ def joined(rows: Callable[[], Rows], tables: Iterable[tuple[HubJoin, Rows]]) -> 
     file. An id that a table does not have becomes ``None``, and of rows with one id the first
     counts.
     """
-    folder = cache.scratch("joins")
-    try:
-        with closing(_database(folder)) as database:
-            lookups = [
-                (join.column, _gathered(database, number, join, rows(), table))
-                for number, (join, table) in enumerate(tables)
-            ]
-            for row in rows():
-                yield {**row, **{column: find(row[column]) for column, find in lookups}}
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with cache.scratch("joins") as folder, closing(_database(folder)) as database:
+        lookups = [
+            (join.column, _gathered(database, number, join, rows(), table))
+            for number, (join, table) in enumerate(tables)
+        ]
+        for row in rows():
+            yield {**row, **{column: find(row[column]) for column, find in lookups}}
 
 
 def _database(folder: Path) -> sqlite3.Connection:

@@ -1,6 +1,5 @@
 """Opens what a manifest's ``[source]`` names, and knows whether it is what was pinned."""
 
-import hashlib
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from embedkit.data.sources import files, hub
 from embedkit.data.sources.readers import shards
 from embedkit.errors import DataError
 from embedkit.storage import cache
+from embedkit.storage.hashing import sha256_of_file, sha256_of_text
 
 _DISTRIBUTION = "embedkit-neobert"
 
@@ -58,8 +58,8 @@ def opened(source: Source, *, streaming: bool = False) -> OpenedSource:
 
 def digest(modules: Iterable[tuple[str, Path]]) -> str:
     """One hash of several files and of their names."""
-    lines = (f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for name, path in modules)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    lines = (f"{name} {sha256_of_file(path)}" for name, path in modules)
+    return sha256_of_text("\n".join(lines))
 
 
 def _files(source: FilesSource) -> OpenedSource:

@@ -1,7 +1,6 @@
 """Texts for pretraining: documents of one source, read from the first to the last."""
 
 import hashlib
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
@@ -107,20 +106,18 @@ class Texts:
     @classmethod
     def _written(cls, name: str, part: RowStream, options: TextOptions) -> Self:
         description = validated(TextDescription, options, name)
-        aside = cache.scratch(_KIND)
-        try:
-            found = documents([part], description)
-            # Without concepts a document's own text stands for its: it need not be written twice.
-            about = description.columns.concept and "concept"
-            if not about:
-                found = (Document(each.text, None) for each in found)
-            content = _write(aside / "texts.parquet", found)
+        found = documents([part], description)
+        # Without concepts a document's own text stands for its: it need not be written twice.
+        about = description.columns.concept and "concept"
+        if not about:
+            found = (Document(each.text, None) for each in found)
+        with cache.scratch(_KIND) as aside:
+            try:
+                content = _write(aside / "texts.parquet", found)
+            except DataError as error:
+                raise DataError(f"{name}: {error}") from None
             folder = aside.with_name(f"rows-{content[:32]}")
             cache.publish(aside, folder)
-        except DataError as error:
-            raise DataError(f"{name}: {error}") from None
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
         written = TextDescription(
             columns=TextColumns(concept=about),
             license=description.license,

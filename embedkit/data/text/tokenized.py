@@ -8,14 +8,12 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
-from embedkit import distributed
 from embedkit.data import concepts
 from embedkit.data.manifests import columns, readers
-from embedkit.data.pairs.rows_key import code_of, sha256
+from embedkit.data.pairs.rows_key import code_of
 from embedkit.data.sources import distinct, files, hub, joins, open_source
 from embedkit.data.sources.open_source import OpenedSource
 from embedkit.data.sources.readers import docstring, icd, obo
@@ -23,7 +21,9 @@ from embedkit.data.text import documents, token_store
 from embedkit.data.text.documents import Document, is_held_out
 from embedkit.data.text.texts import Texts
 from embedkit.data.text.token_store import Split, StoreWriter, TokenStore
+from embedkit.distributed.progress import progress_bar
 from embedkit.storage import cache
+from embedkit.storage.hashing import sha256_of_json
 from embedkit.tokens.vocabulary import backend_of
 
 _CHARACTERS = 2**20
@@ -79,7 +79,7 @@ def prepare(texts: Texts, tokenizer: PreTrainedTokenizerBase) -> Tokenized:
         texts.name,
         stores["train"],
         stores.get("held_out"),
-        sha256([*contents, _identity(tokenizer)]),
+        sha256_of_json([*contents, _identity(tokenizer)]),
         texts.description.license,
     )
 
@@ -92,7 +92,8 @@ def _tokenize(
     writer = StoreWriter(folder, _splits(texts), np.dtype(dtype))
     rest = islice(texts.documents(opened), writer.read, None)
     read, tokens = writer.read, 0
-    with _progress() as progress:
+    columns = (SpinnerColumn(), "tokenizing {task.description}", TimeElapsedColumn())
+    with progress_bar(*columns) as progress:
         task = progress.add_task("")
         for batch in _batches(rest):
             encoded = backend.encode_batch_fast(
@@ -123,18 +124,6 @@ def _batches(found: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _progress() -> Progress:
-    """On standard error, gone when it is done, and shown by one rank."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("tokenizing {task.description}", markup=False),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not distributed.is_main(),
-    )
-
-
 def _splits(texts: Texts) -> tuple[Split, ...]:
     return ("train", "held_out") if texts.description.held_out else ("train",)
 
@@ -146,7 +135,7 @@ def _key(texts: Texts, opened: OpenedSource, tokenizer: PreTrainedTokenizerBase)
     reader = texts.source.model_dump(mode="json").get("reader")
     code = code_of(__file__, *(module.__file__ for module in _MAKERS))
     parts = {"making": making, "reader": reader, "source": opened.identity, "code": code}
-    return sha256({**parts, "tokenizer": _identity(tokenizer)})[:32]
+    return sha256_of_json({**parts, "tokenizer": _identity(tokenizer)})[:32]
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -154,4 +143,4 @@ def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
 
     Truncation too: a store has a text as the tokenizer itself would cut it.
     """
-    return sha256([backend_of(tokenizer).to_str(), sorted(set(tokenizer.all_special_ids))])
+    return sha256_of_json([backend_of(tokenizer).to_str(), sorted(set(tokenizer.all_special_ids))])

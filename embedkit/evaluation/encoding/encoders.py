@@ -1,6 +1,5 @@
 """``TextEncoder``, what evaluation needs of a model, and what can be put around one."""
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -8,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.evaluation.encoding.vector_cache import VectorCache, keys_of
+from embedkit.storage.hashing import sha256_of_text
 
 _ROUND_TOKENS = 2**18
 """Estimated tokens that are encoded between two writes: seconds on a GPU, a minute on a CPU."""
@@ -84,8 +84,7 @@ class Truncated:
         self._encoder, self._dimensions = encoder, dimensions
         self.name, self.prompts = f"{encoder.name}@{dimensions}", encoder.prompts
         self.default_prompt_name = encoder.default_prompt_name
-        cut = f"{encoder.identity} {dimensions}"
-        self.identity = hashlib.sha256(cut.encode()).hexdigest()
+        self.identity = sha256_of_text(f"{encoder.identity} {dimensions}")
 
     def encode(
         self, texts: str | Sequence[str], *, prompt: str = "", show_progress: bool = False

@@ -1,6 +1,5 @@
 """``ContextualEncoder``: a two-stage model, which reads some of a task before the task itself."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from embedkit.evaluation.encoding.distributed_encoder import DistributedEncoder
 from embedkit.evaluation.encoding.encoders import TextEncoder
 from embedkit.models.contextual.context import Context
 from embedkit.models.contextual.model import Contextual
+from embedkit.storage.hashing import sha256_of_text
 
 
 class ContextualEncoder:
@@ -51,7 +51,7 @@ class ContextualEncoder:
     def identity(self) -> str:
         """A hash of the model and of how contexts are drawn."""
         drawn = self.frozen.hash if self.frozen else f"{self._seed} {self.num_documents}"
-        return hashlib.sha256(f"{self._model.identity} {drawn}".encode()).hexdigest()
+        return sha256_of_text(f"{self._model.identity} {drawn}")
 
     def encode(
         self, texts: str | Sequence[str], *, prompt: str = "", show_progress: bool = False
@@ -83,8 +83,7 @@ class _Within:
         self.name, self.prompts = model.name, model.prompts
         self.default_prompt_name = model.default_prompt_name
         # A frozen context is another model's, in whose hash this one's weights are not.
-        described = f"{model.identity} {context.hash}"
-        self.identity = hashlib.sha256(described.encode()).hexdigest()
+        self.identity = sha256_of_text(f"{model.identity} {context.hash}")
         self._context, self._ranks = context, ranks
 
     def encode(

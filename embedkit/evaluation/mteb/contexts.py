@@ -1,7 +1,5 @@
 """The context in which a contextual model reads a task: drawn from its corpus, kept on disk."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +13,7 @@ from embedkit.errors import UserError
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb.text_statistics import flat, joined, tables_of
 from embedkit.models.contextual.context import Context
+from embedkit.storage.hashing import sha256_of_json
 
 
 def context_of(
@@ -32,8 +31,7 @@ def context_of(
         return encoder.frozen
     prompt = prompts["document"] if "document" in prompts else prompts["text"]
     source = [task.metadata.revision, list(task.eval_splits), list(task.hf_subsets)]
-    described = json.dumps([encoder.identity, prompt, *source])
-    key = hashlib.sha256(described.encode()).hexdigest()
+    key = sha256_of_json([encoder.identity, prompt, *source])
     path = folder / f"{task.metadata.name}-{key[:16]}.safetensors"
     with suppress(UserError):  # It is not there, or was cut short.
         return Context.load(path)

@@ -18,7 +18,7 @@ from embedkit.evaluation.mteb.mirror import with_local_data
 from embedkit.evaluation.mteb.task_prompts import resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves
 from embedkit.evaluation.mteb.text_statistics import published, texts_of
-from embedkit.evaluation.progress import progress_bar, quiet_libraries
+from embedkit.evaluation.progress import progress_of, quiet_libraries
 from embedkit.evaluation.summary import as_text
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedding_model import EmbeddingModel
@@ -124,7 +124,7 @@ def estimate(
     found: list[TaskEstimate] = []
     unknown: dict[str, str] = {}
     contextual = isinstance(model, Contextual)
-    with quiet_libraries(), progress_bar(console, len(parts)) as progress:
+    with quiet_libraries(), progress_of(console, len(parts)) as progress:
         for part in parts:
             name = part.metadata.name
             progress.update(progress.task_ids[0], description=name)

@@ -1,7 +1,6 @@
 """A local copy of the hub's data sets, from which mteb's own tasks read in its place."""
 
 import copy
-import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from mteb.abstasks.abstask import AbsTask
 from embedkit.data.sources import hub
 from embedkit.errors import ArgumentError, DataError
 from embedkit.storage.cache import file_sha256
+from embedkit.storage.hashing import sha256_of_text
 
 
 def from_mirror(task: AbsTask, mirror: Path) -> AbsTask:
@@ -28,10 +28,8 @@ def from_mirror(task: AbsTask, mirror: Path) -> AbsTask:
     files = _files(folder)
     if not files:
         raise DataError(f"{folder}: holds no file; {_remedy(mirror, source)}")
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(f"{path.relative_to(folder).as_posix()} {file_sha256(path)}\n".encode())
-    local = {**source, "path": str(folder), "revision": digest.hexdigest()}
+    lines = (f"{path.relative_to(folder).as_posix()} {file_sha256(path)}\n" for path in files)
+    local = {**source, "path": str(folder), "revision": sha256_of_text("".join(lines))}
     described = task.metadata.model_copy(update={"dataset": local})
     # mteb hands out the same object to everyone who asks for a task, so it stays as it is; and what
     # an object, not its class, knows of its data is forgotten when mteb unloads them.

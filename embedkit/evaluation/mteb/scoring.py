@@ -4,7 +4,6 @@ mteb gives every local model one name and keeps results by name; here the name o
 is a hash of the model, the prompts and the data, and the results lie in the run's own folder.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +31,9 @@ from embedkit.evaluation.mteb.contexts import context_of, facts
 from embedkit.evaluation.mteb.mirror import with_local_data
 from embedkit.evaluation.mteb.task_prompts import Origin, Prompts, resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves
-from embedkit.evaluation.progress import progress_bar, quiet_libraries
+from embedkit.evaluation.progress import progress_of, quiet_libraries
 from embedkit.evaluation.summary import Summary, TaskScore
+from embedkit.storage.hashing import sha256_of_json
 
 
 def evaluate(
@@ -71,7 +71,7 @@ def evaluate(
     run = _Run(encoder, around, whole, whole.identity, ResultCache(output), given, data_dir)
     scores: dict[str, TaskScore] = {}
     failed: dict[str, str] = {}
-    with quiet_libraries(), progress_bar(console, len(tasks)) as progress:
+    with quiet_libraries(), progress_of(console, len(tasks)) as progress:
         for task in tasks:
             name = task.metadata.name
             progress.update(progress.task_ids[0], description=name)
@@ -173,7 +173,7 @@ class _Run:
             score=float(np.mean([part.score for part in parts])),
             prompts={f"{p.name}-{side}": text for p in parts for side, text in p.prompts.items()},
             seconds=sum(seconds),
-            revision=_sha256([part.revision for part in parts]),
+            revision=sha256_of_json([part.revision for part in parts]),
             splits=tuple(task.eval_splits),
             parts={part.name: part.score for part in parts},
             contexts={name: each for part in parts for name, each in part.contexts.items()},
@@ -224,11 +224,7 @@ def _revision(identity: str, task: AbsTask, prompts: Mapping[str, str]) -> str:
     It looks at neither prompts nor, once a result is whole, the revision of the data.
     """
     inputs = [identity, dict(prompts), task.metadata.revision, task.eval_splits, task.hf_subsets]
-    return _sha256(inputs)
-
-
-def _sha256(values: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    return sha256_of_json(inputs)
 
 
 def _drop_torn(path: Path) -> None:

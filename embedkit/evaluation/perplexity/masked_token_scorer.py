@@ -1,15 +1,12 @@
 """What a masked language model guesses: the loss of a token that is masked alone."""
 
-import hashlib
-import json
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from embedkit.models.backbones import shape_of
-from embedkit.storage.hashing import sha256_of
+from embedkit.storage.hashing import sha256_of, sha256_of_json
 
 _TOKENS = 16_384
 """Of one forward: as many copies of a document, each with its own mask."""
@@ -42,8 +39,7 @@ class MaskedTokenScorer:
             "mask": self._mask_id,
             "autocast": str(self._autocast),
         }
-        described = json.dumps(settings, sort_keys=True, default=str)
-        return hashlib.sha256(described.encode()).hexdigest()
+        return sha256_of_json(settings, default=str)
 
     @torch.inference_mode()
     def losses(self, ids: Tensor, positions: Tensor) -> Tensor:

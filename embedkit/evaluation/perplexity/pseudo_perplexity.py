@@ -32,7 +32,7 @@ from embedkit.evaluation.perplexity.results import (
     write_csv,
 )
 from embedkit.evaluation.perplexity.settings import PerplexityOptions, PerplexitySettings
-from embedkit.evaluation.progress import progress_bar
+from embedkit.evaluation.progress import progress_of
 from embedkit.models import hub, precision
 from embedkit.models.backbones import absolute_positions
 from embedkit.tokens.tokenizer import Tokenize
@@ -76,7 +76,7 @@ def evaluate_perplexity(
     results = ResultFile(Path(output) / "documents.jsonl")
     points = []
     total = sum(len(documents) for each in subjects for documents in each.documents.values())
-    with progress_bar(console, total) as progress:
+    with progress_of(console, total) as progress:
         task = progress.task_ids[0]
         for subject in subjects:
             scorer = _Scorer(subject, device, autocast, results)

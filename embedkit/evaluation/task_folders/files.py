@@ -1,6 +1,5 @@
 """Reading the files of task folders: every mistake names the file, the line and the remedy."""
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.errors import DataError
+from embedkit.storage.hashing import sha256_of_file, sha256_of_text
 
 QRELS_HEADER = ["query-id", "corpus-id", "score"]
 
@@ -139,12 +139,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def content_hash(paths: Sequence[Path]) -> str:
     """sha256 over the names and the contents of files."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            own = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.name} {own}\n".encode())
-    return digest.hexdigest()
+    return sha256_of_text("".join(f"{path.name} {sha256_of_file(path)}\n" for path in paths))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

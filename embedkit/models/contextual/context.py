@@ -1,6 +1,5 @@
 """``Context``: the documents a model reads beside every text; vectors that remember theirs."""
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from embedkit.errors import UserError
-from embedkit.storage.hashing import sha256_of
+from embedkit.storage.hashing import sha256_of, sha256_of_text
 
 _KEY = "embedkit_context"
 
@@ -116,4 +115,4 @@ def similarity(queries: Embeddings, documents: Embeddings) -> NDArray[np.float32
 
 def _hash(vectors: Tensor, model: str) -> str:
     described = sha256_of({"vectors": vectors.to(torch.float32)})
-    return hashlib.sha256(f"{model} {described}".encode()).hexdigest()
+    return sha256_of_text(f"{model} {described}")

@@ -1,6 +1,5 @@
 """Two-stage models out and in: a sentence-transformers folder with its code in one file."""
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from embedkit.models.neobert import NeoBERTConfig, NeoBERTModel
 from embedkit.models.quiet import quietly
 from embedkit.models.st_config import read_json
 from embedkit.recipe import ContextualConfig
+from embedkit.storage.atomic import write_json
 from embedkit.storage.folders import whole_folder
 from embedkit.tokens.tokenizer import Tokenize
 
@@ -54,7 +54,7 @@ def write_contextual(
         weights = {k: v for k, v in weights.items() if not k.startswith("context_projection.")}
         weights["frozen"] = context.vectors
     with whole_folder(folder, "a model") as aside:
-        _write_json(aside / "config.json", _config(model, first, second, context))
+        write_json(aside / "config.json", _config(model, first, second, context))
         weights = {name: each.detach().cpu().contiguous() for name, each in weights.items()}
         save_file(weights, aside / "model.safetensors", metadata={"format": "pt"})
         shutil.copy(Path(__file__).with_name(f"{_CODE}.py"), aside / f"{_CODE}.py")
@@ -206,15 +206,11 @@ def _write_settings(model: Contextual, folder: Path) -> None:
         "type": f"{_CODE}.ContextualModule",
         "kwargs": ["dataset_embeddings"],
     }
-    _write_json(folder / "modules.json", [module])
+    write_json(folder / "modules.json", [module])
     settings = {
         "model_type": "SentenceTransformer",
         "prompts": model.prompts,
         "default_prompt_name": None,
         "similarity_fn_name": "cosine",
     }
-    _write_json(folder / "config_sentence_transformers.json", settings)
-
-
-def _write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "config_sentence_transformers.json", settings)

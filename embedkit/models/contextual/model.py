@@ -3,8 +3,6 @@
 Shapes: n context documents of at most J, B texts of T tokens, S soft prompts, D width.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -29,6 +27,7 @@ from embedkit.models.embedding_model import Role
 from embedkit.models.encoding import embed_texts, without_dropout
 from embedkit.models.pooling import mean_by_text
 from embedkit.recipe import ContextualConfig
+from embedkit.storage.hashing import sha256_of_json
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.tokenizer import Tokenize, identity_of
 
@@ -270,12 +269,13 @@ class Contextual(nn.Module):
     @property
     def weights_identity(self) -> str:
         """SHA-256 of weights, tokenizer, prompts and lengths, to which a context is bound."""
-        return _sha256(self._described())
+        return sha256_of_json(self._described(), default=str)
 
     @property
     def identity(self) -> str:
         """SHA-256 of all that a vector depends on beside its text and context: arithmetic too."""
-        return _sha256({**self._described(), "autocast": str(self.autocast)})
+        described = {**self._described(), "autocast": str(self.autocast)}
+        return sha256_of_json(described, default=str)
 
     def _described(self) -> dict[str, Any]:
         """All that decides about a vector, except for the type of the matrix products."""
@@ -331,7 +331,3 @@ def _without_pooler(backbone: Backbone) -> Backbone:
 
 def _two_layers(width: int, activation: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, width), activation, nn.Linear(width, width))
-
-
-def _sha256(described: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()

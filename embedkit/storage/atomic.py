@@ -1,0 +1,56 @@
+"""Files that are there whole or not at all: written aside under a hidden name, then renamed."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file; a killed process leaves the file as it was."""
+    with written_aside(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write an indented JSON file; a killed process leaves the file as it was."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def written_aside(
+    path: Path, *, aside: Path | None = None, durable: bool = False
+) -> Iterator[Path]:
+    """Yield a path to write to, and give what was written the name ``path`` if the block succeeds.
+
+    A killed process leaves its unfinished file, which the next writer of ``path`` replaces.
+
+    Args:
+        path: the file.
+        aside: the path to write to, where it must not be ``aside_of(path)``.
+        durable: whether the bytes have to be on the disk before the file gets its name.
+    """
+    aside = aside or aside_of(path)
+    try:
+        yield aside
+        if durable:
+            sync(aside)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def aside_of(path: Path) -> Path:
+    """Return the hidden path beside ``path`` that is written to first."""
+    return path.with_name(f".{path.name}.part")
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
