@@ -98,6 +98,7 @@ def finetune(
     output: str | Path | None = None,
     *,
     sources: Mapping[str, Records] | None = None,
+    objective: object | None = None,
     resume: bool = False,
     overwrite: bool = False,
     allow_world_size_change: bool = False,
@@ -109,6 +110,8 @@ def finetune(
             ``load_recipe(name, ["model=..."])``.
         output: the run's folder; by default ``runs/<recipe>``.
         sources: records by the names under which the recipe's mixture mentions them.
+        objective: the loss, where the recipe leaves ``[objective]`` at its defaults: a section, or
+            an object with ``backward`` and a string ``identity`` (docs/extending.md).
         resume: continue the newest whole checkpoint in ``output``.
         overwrite: replace the run in ``output``.
         allow_world_size_change: resume on another number of ranks, with other rounding.
@@ -124,8 +127,11 @@ def finetune(
     from embedkit.recipe import as_recipe, default_output
     from embedkit.training.run import run_training
 
+    resolved = as_recipe(recipe)
+    if objective is not None:
+        resolved = resolved.with_objective(objective)
     folder = run_training(
-        partial(prepare, as_recipe(recipe), sources),
+        partial(prepare, resolved, sources),
         Path(output or default_output(recipe)),
         resume=resume,
         overwrite=overwrite,

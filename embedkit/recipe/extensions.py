@@ -93,7 +93,10 @@ class Kinds(Generic[SectionT]):
         point = find(self.group, kind) if isinstance(kind, str) else None
         if point is None:
             known = ", ".join([*self.built_in, *names(self.group)])
-            raise ValueError(f"kind = {kind!r}: the kinds known are {known}")
+            raise ValueError(
+                f"kind = {kind!r}: the kinds known are {known}; others come with the distributions "
+                f"that register them in {self.group}"
+            )
         section = load(point)
         if not (isinstance(section, type) and issubclass(section, self.base)):
             raise UserError(

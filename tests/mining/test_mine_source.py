@@ -123,6 +123,16 @@ def test_rows_of_one_label_are_never_negatives_of_each_other(
     assert opened.layout.unused == []
 
 
+def test_a_mined_source_keeps_its_scores(model: Embedder, tmp_path: Path) -> None:
+    rows = [{**row, "match": number / 2} for number, row in enumerate(ROWS)]
+    records = Records.from_rows(rows, columns={"score": "match"})
+    mine(records, model, tmp_path / "mined", **ALL)
+    opened = open_records(tmp_path / "mined" / "mined.toml")
+    found = [each.score for each in opened.take(range(len(ROWS)))]
+    assert found == [row["match"] for row in rows]
+    assert opened.layout.unused == []
+
+
 def test_a_query_of_many_positives_makes_no_other_search_for_more(
     model: EmbeddingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

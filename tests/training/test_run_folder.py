@@ -44,6 +44,7 @@ def facts_of(recipe: Recipe, **changes: Any) -> dict[str, Any]:
         "recipe": recipe.model_dump(mode="json"),
         "sources": {"pairs": "a" * 64},
         "model": {"identity": "b" * 64},
+        "extensions": {"objective": "hinge 1.0"},
         "world_size": 1,
         "threads": 2,
     }
@@ -239,6 +240,10 @@ def test_only_at_a_constant_rate_may_a_run_grow(tmp_path: Path) -> None:
         ({"sources": {"pairs": "c" * 64}}, 'sources.pairs: "aaaaaaaaaaaa" -> "cccccccccccc"'),
         ({"sources": {"rows": "a" * 64}}, 'sources.pairs: "aaaaaaaaaaaa" -> null'),
         ({"model": {"identity": "d" * 64}}, 'model.identity: "bbbbbbbbbbbb" -> "dddddddddddd"'),
+        (
+            {"extensions": {"objective": "hinge 1.1", "pooling": "last 1.0"}},
+            'extensions.objective: "hinge 1.0" -> "hinge 1.1"; extensions.pooling: null -> "last 1',
+        ),
     ],
 )
 def test_other_data_or_another_model_is_refused_by_name(

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from embedkit.data.pairs.records import open_records
 from embedkit.data.sources.readers import docstring, icd, obo
 from embedkit.errors import DataError
 
@@ -182,3 +183,21 @@ def test_a_module_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text("def broken(:\n")
     with pytest.raises(DataError, match=r"m\.py: module pkg\.m cannot be parsed"):
         list(docstring.read([("pkg.m", tmp_path / "m.py")], siblings=0, min_words=4, max_words=150))
+
+
+def test_a_file_is_read_by_the_reader_that_its_manifest_names(tmp_path: Path) -> None:
+    (tmp_path / "eyes.txt").write_text(OBO)
+    (tmp_path / "eyes.toml").write_text(
+        f"""
+        ignore = ["negatives", "negative_concepts", "id"]
+        [source]
+        kind = "files"
+        files = [{{ path = "{tmp_path / "eyes.txt"}" }}]
+        reader = {{ kind = "obo", relation = "definition" }}
+        """
+    )
+    records = open_records(tmp_path / "eyes.toml")
+    found = [(each.query, each.positive) for each in records.take(range(len(records)))]
+    rows = obo.read(tmp_path / "eyes.txt", "definition", 8)
+    assert found == [(row["query"], row["positive"]) for row in rows]
+    assert found[0] == ("Round eyes", 'Eyes that are "round".')
