@@ -38,17 +38,15 @@ class MaskedLMObjective:
         """Add ``scale`` times the gradient of the step's loss to the parameters.
 
         Args:
-            model: model that maps ``(tokens, positions, targets)`` to the summed loss and the
-                number of correct predictions.
+            model: model from ``(tokens, positions, targets)`` to summed loss and correct guesses.
             batch: this rank's share of the step.
             key: random key of this step on this rank.
             scale: factor of the gradient.
 
         Returns:
-            ``loss``, the mean over the masked tokens of all ranks; ``accuracy``, the share of
-            masked tokens predicted correctly; ``masked`` and ``tokens``, the numbers of masked and
-            of all tokens; ``padding``, the share of the step's rows that no token fills; ``flops``,
-            the floating point operations of all ranks.
+            ``loss``, the mean over the masked tokens of all ranks; ``accuracy``, the share of them
+            predicted correctly; ``masked`` and ``tokens``, the numbers of masked and of all tokens;
+            ``padding``, the share of the step's rows that no token fills; ``flops`` of all ranks.
         """
         torch.manual_seed(key)
         device = batch.tokens.ids.device
