@@ -1,4 +1,4 @@
-"""Ranks: who I am, what the others hold. The only user of ``torch.distributed``."""
+"""Process groups and collectives: this process's rank, and exchange of values with other ranks."""
 
 import atexit
 import hashlib
@@ -21,30 +21,30 @@ from embedkit.errors import UserError
 ResultT = TypeVar("ResultT")
 
 _BUCKET_ELEMENTS = 16 * 2**20
-"""Gradients averaged in one collective: 64 MiB of fp32."""
+"""Number of gradient elements averaged in one collective: 64 MiB of fp32."""
 PATIENCE = 5.0
-"""Seconds that a rank which fails waits for another one to tell the reason."""
+"""Seconds for which a failing rank waits for rank 0 to print the same mistake."""
 _FAILED = "embedkit/failed"
-"""Key of the number of ranks that have failed."""
+"""Key, in torchrun's store, of the number of ranks that have failed."""
 
 
 @contextmanager
 def group(device: torch.device) -> Iterator[None]:
-    """Join the group that torchrun describes; a process leaves it as it ends.
+    """Join the process group that torchrun describes; the process leaves it when it exits.
 
-    Does nothing in a single process, or where a group has been joined already, by the caller or
-    here: torchrun's ranks meet once.
+    Nothing is done in a single process, or if a group has been joined already, by the caller or
+    by an earlier call: torchrun's ranks can rendezvous only once.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        # Rank 0 may evaluate for a long time while the others wait at the next collective.
+        # Rank 0 may evaluate for hours while the others wait at the next collective.
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(hours=6))
         atexit.register(_leave)
     try:
         yield
     except BaseException:
-        # Leaving waits for the other ranks, which may wait for this one inside a collective: its
-        # end is what tells torchrun to end them.
+        # Leaving the group waits for the other ranks, which may wait for this one in a collective;
+        # torchrun ends them once this process has exited.
         atexit.unregister(_leave)
         raise
 
@@ -63,12 +63,12 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Whether this process prints and writes."""
+    """Return whether this process is rank 0, which prints and writes files."""
     return rank() == 0
 
 
 def local_device() -> torch.device:
-    """The CUDA device of this process's place on its machine, or the CPU."""
+    """Return the CUDA device of this process's local rank, made the current one, or the CPU."""
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
@@ -77,7 +77,7 @@ def local_device() -> torch.device:
 
 
 def share_of(count: int, rank: int, world_size: int) -> slice:
-    """A rank's part of ``count`` things: contiguous, and equal to within one over the ranks."""
+    """Return a rank's contiguous part of ``count`` items; sizes differ by at most one."""
     return slice(count * rank // world_size, count * (rank + 1) // world_size)
 
 
@@ -87,7 +87,7 @@ def barrier() -> None:
 
 
 def on_main(work: Callable[[], ResultT]) -> ResultT:
-    """What ``work`` gives on rank 0, on every rank; a mistake found there is raised on all."""
+    """Run ``work`` on rank 0 and return its result on every rank; a UserError is raised on all."""
     if world_size() == 1:
         return work()
     box: list[Any] = [None]
@@ -104,36 +104,37 @@ def on_main(work: Callable[[], ResultT]) -> ResultT:
 
 
 def fails_first() -> bool:
-    """Note that this rank fails, and return whether no other one has failed before it.
+    """Record that this rank fails, and return whether it is the first rank to do so.
 
     A rank that fails leaves the others in a collective that cannot end: their errors follow from
-    its end and tell nothing. Ranks that torchrun has not started know nothing of each other here.
+    its exit and are not worth printing. Without torchrun's store every rank is the first.
     """
     store = _launcher_store()
     return store is None or store.add(_FAILED, 1) == 1
 
 
 def is_first_to_tell(mistake: str) -> bool:
-    """Return whether this rank is the one that prints a mistake, which others may find too.
+    """Return whether this rank is to print a mistake, which other ranks may meet too.
 
-    Rank 0 is asked first: another rank waits a moment for it. A group need not be joined yet.
+    Exactly one rank prints it, preferably rank 0, for which the others wait ``PATIENCE`` seconds.
+    A group need not be joined yet.
     """
     store = _launcher_store()
     if store is None:
         return True
     store.add(_FAILED, 1)
-    told = f"embedkit/{hashlib.sha256(mistake.encode()).hexdigest()}"
+    key = f"embedkit/{hashlib.sha256(mistake.encode()).hexdigest()}"
     until = time.monotonic() + (PATIENCE if os.environ["RANK"] != "0" else 0)
-    # Asked again and again, since a wait that runs out prints a warning of torch's.
-    while time.monotonic() < until and not store.check([told]):
+    # Polled, since ``store.wait`` prints a warning of torch when it times out.
+    while time.monotonic() < until and not store.check([key]):
         time.sleep(0.1)
-    return store.add(told, 1) == 1
+    return store.add(key, 1) == 1
 
 
 def _launcher_store() -> Store | None:
-    """Connect to the store that torchrun keeps for its ranks; it outlives each of them.
+    """Connect to the key-value store that torchrun keeps for its ranks, which outlives every rank.
 
-    Ranks that torchrun starts anew after a failure find it empty.
+    Ranks that torchrun restarts after a failure see an empty store. Without torchrun it is None.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
@@ -142,7 +143,7 @@ def _launcher_store() -> Store | None:
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:
-    """Whether ``flag`` is true on some rank."""
+    """Return whether ``flag`` is true on any rank."""
     if world_size() == 1:
         return flag
     box = torch.tensor([int(flag)], device=device)
@@ -151,7 +152,7 @@ def any_rank(flag: bool, device: torch.device) -> bool:
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """The sum of every rank's ``values``, without a gradient."""
+    """Return the sum of ``values`` over all ranks, without a gradient."""
     if world_size() == 1:
         return values
     total = values.detach().clone()
@@ -160,7 +161,7 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 def max_over_ranks(value: int, device: torch.device) -> int:
-    """The largest of every rank's ``value``."""
+    """Return the maximum of ``value`` over all ranks."""
     if world_size() == 1:
         return value
     box = torch.tensor([value], device=device)
@@ -169,9 +170,9 @@ def max_over_ranks(value: int, device: torch.device) -> int:
 
 
 def gather(rows: Tensor) -> tuple[Tensor, int]:
-    """Every rank's rows, in rank order, and where this rank's begin.
+    """Return the rows of all ranks, in rank order, and the index of this rank's first row.
 
-    The gradient of a row is the sum of what all ranks asked of it. Ranks may hold different
+    The gradient of a row is the sum of its gradients on all ranks. Ranks may hold different
     numbers of rows.
 
     Shapes: ``rows`` ``(n, ...)`` on each rank; the result ``(sum of n, ...)``.
@@ -184,7 +185,10 @@ def gather(rows: Tensor) -> tuple[Tensor, int]:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace every gradient by its mean over the ranks; those of a sharded model are it."""
+    """Replace every gradient by its mean over the ranks.
+
+    FSDP gradients are averaged already and are skipped.
+    """
     if world_size() == 1:
         return
     bucket: list[Tensor] = []
@@ -202,10 +206,10 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def _average(gradients: list[Tensor]) -> None:
-    flat = torch.cat([each.reshape(-1) for each in gradients])
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(flat)
     flat /= world_size()
-    parts = flat.split([each.numel() for each in gradients])
+    parts = flat.split([gradient.numel() for gradient in gradients])
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))
 
@@ -221,7 +225,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, counts: list[int]) -> Tensor:
         ctx.counts = counts
-        # Collectives want equal shapes: pad to the largest share and cut again.
+        # ``all_gather`` requires equal shapes: rows are padded to the longest part, then unpadded.
         padded = rows.new_zeros(max(counts), *rows.shape[1:])
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in counts]
@@ -230,7 +234,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        # A copy: the gradient may be shared with other terms of a sum.
+        # A copy is reduced, since autograd may share the gradient with other terms of a sum.
         total = grads[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)
         begin = sum(ctx.counts[: rank()])

@@ -1,4 +1,4 @@
-"""Models of which every rank holds a part (FSDP2), and their state as a whole."""
+"""FSDP2: models whose weights are sharded over ranks, and their unsharded state."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,13 +19,13 @@ from torch.distributed.tensor import DTensor
 from embedkit import distributed
 
 Moments = dict[str, dict[str, Tensor]]
-"""What an optimizer keeps of each parameter, by the parameter's name."""
+"""An optimizer's state tensors by parameter name and, within it, by name of the moment."""
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def shard(model: nn.Module, layers: Iterable[nn.Module]) -> None:
-    """Split weights, gradients and moments over the ranks, a layer gathered at a time."""
+    """Shard weights, gradients and moments over the ranks; forward gathers one layer at a time."""
     device = next(model.parameters()).device.type
     mesh = init_device_mesh(device, (distributed.world_size(),))
     for layer in layers:
@@ -38,20 +38,29 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def reduce_in_backward(model: nn.Module, wanted: bool) -> None:
-    """Whether the next backward of a sharded model averages gradients; only a step's last need."""
+    """Set whether the next backward pass of a sharded model averages gradients over ranks.
+
+    Only the last backward pass of a step has to. Other models are left as they are.
+    """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(wanted)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor of which this rank may hold a part. Every rank has to ask."""
+    """Return the full tensor of which this rank may hold a shard.
+
+    This is a collective if the tensor is sharded: all ranks have to call it.
+    """
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def whole_state(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], Moments]:
-    """Weights and moments of a sharded model, on rank 0; empty elsewhere. Every rank has to ask."""
+    """Return unsharded weights and moments of a sharded model on rank 0, empty dicts elsewhere.
+
+    This is a collective: all ranks have to call it.
+    """
     weights: Any = get_model_state_dict(model, options=_WHOLE)
     state: Any = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
     return weights, state.get("state", {})
@@ -63,7 +72,7 @@ def restore(
     weights: Mapping[str, Tensor],
     moments: Moments,
 ) -> None:
-    """Give every rank its part of a state that all of them hold as a whole."""
+    """Load unsharded weights and moments, which every rank holds in full, into a sharded model."""
     set_model_state_dict(model, dict(weights), options=_WHOLE)
     groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
     state: Any = {"state": moments, "param_groups": groups}

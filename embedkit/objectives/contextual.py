@@ -1,4 +1,4 @@
-"""Contextual objective: texts scored in a context of the batch's own documents."""
+"""Contextual objective: InfoNCE over texts embedded in a context of the batch's own documents."""
 
 from functools import partial
 
@@ -15,16 +15,16 @@ from embedkit.recipe import InfoNCE
 
 
 class ContextualObjective:
-    """InfoNCE over texts that two encoders embed one after the other, exactly cached in two stages.
+    """InfoNCE over a two-stage model, with exact gradient caching in both stages.
 
-    The first encoder reads documents of this rank's batch, once for the step; the second reads them
-    in front of every query and document (NeoBERT, appendix G; Morris and Rush, 2024). What is a
-    negative of what, and the loss, are those of ``ContrastiveObjective``.
+    The first encoder embeds documents of this rank's batch once a step; the second encoder reads
+    these embeddings in front of every query and document (NeoBERT, appendix G; Morris and Rush,
+    2024). Negatives and loss are chosen and computed as in ``ContrastiveObjective``.
 
     Args:
-        config: temperature, exclusions, and the tokens of a chunk in either stage, where a text of
-            the second costs its context besides. The paper shares no negatives between ranks:
-            ``cross_device = false``, since each rank has a context of its own.
+        config: temperature, excluded negatives, and tokens of a chunk in either stage; in the
+            second stage the context counts towards a text's tokens. The paper shares no negatives
+            between ranks, since each rank has a context of its own: ``cross_device = false``.
     """
 
     def __init__(self, config: InfoNCE) -> None:
@@ -35,8 +35,8 @@ class ContextualObjective:
     ) -> dict[str, Tensor]:
         """Add ``scale`` times the gradient of the batch's loss to the parameters of both encoders.
 
-        Arguments and results are those of ``ContrastiveObjective``; ``tokens`` counts those of the
-        context as well, each once.
+        Arguments and results are the same as in ``ContrastiveObjective.backward``, except that
+        ``tokens`` also counts the tokens of the context documents, once a step.
         """
         assert isinstance(model, Contextual)
         rows = context_rows(len(batch.documents), model.config.num_context, key)
@@ -59,17 +59,17 @@ class ContextualObjective:
         metrics = self._contrast.backward_to(
             queries.embeddings, documents.embeddings, batch, scale=scale
         )
-        # The context last: its gradient comes from every text of both sides.
-        for each in (queries, documents, context):
-            each.backward()
-        read = metrics["tokens"].new_tensor(int(batch.documents.lengths[rows].sum()))
-        return metrics | {"tokens": metrics["tokens"] + distributed.sum_over_ranks(read)}
+        # The context is replayed last, since every query and document adds to its gradient.
+        for replay in (queries, documents, context):
+            replay.backward()
+        context_tokens = metrics["tokens"].new_tensor(int(batch.documents.lengths[rows].sum()))
+        return metrics | {"tokens": metrics["tokens"] + distributed.sum_over_ranks(context_tokens)}
 
 
 def context_rows(documents: int, slots: int, key: int) -> Tensor:
-    """Which of a rank's documents are its context: ``slots`` of them, or all of fewer.
+    """Draw the rows of a rank's documents that form its context: ``slots`` rows, or all if fewer.
 
-    The draw is a pure function of ``key``, which names step and rank.
+    The draw is a pure function of ``key``, which is derived from step and rank.
     """
-    places = np.arange(min(slots, documents))
-    return torch.from_numpy(rng.permuted(places, documents, rng.fold_in(key, "context rows")))
+    indices = np.arange(min(slots, documents))
+    return torch.from_numpy(rng.permuted(indices, documents, rng.fold_in(key, "context rows")))

@@ -16,18 +16,18 @@ from embedkit.recipe import InfoNCE
 
 _Across = Callable[[Tensor], tuple[Tensor, int]]
 _SCORES = 2**22
-"""Scores of queries and documents that exist at a time: 16 MiB in fp32, and a few times that with
-what is made of them."""
+"""Number of query-document scores held in memory at a time: 16 MiB in fp32, and a few times that
+with the tensors derived from them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What the loss sees of all ranks, and where this rank's rows stand in it.
+    """Queries and documents gathered from all ranks, and the position of this rank's rows in them.
 
     Shapes: Q queries and N documents over all ranks (of this rank alone without ``cross_device``);
     ``known_pairs`` ``(b, 2)`` holds the hashes of query and positive of every row of the
-    whole batch; ``mine`` are the q queries of this rank, and ``positives`` ``(q,)`` are the rows of
-    their positives.
+    whole batch; ``mine`` is the range of this rank's q queries, and ``positives`` ``(q,)`` are the
+    rows of their positives among the documents.
     """
 
     queries: Tensor
@@ -43,7 +43,7 @@ class _Shared:
     filter: Filter | None
 
     def cut(self, dim: int) -> Self:
-        """The same with vectors of ``dim`` features."""
+        """Return a copy whose vectors are truncated to ``dim`` features."""
         return replace(
             self,
             queries=truncated(self.queries, dim),
@@ -54,8 +54,8 @@ class _Shared:
 class ContrastiveObjective:
     """InfoNCE over positives, hard negatives and in-batch documents (paper, section 5.2.1).
 
-    The loss is the mean over the queries of all ranks once gradients are averaged over ranks. With
-    ``matryoshka_dims`` it is the weighted mean of what it is for vectors cut to each width
+    The loss is the mean over the queries of all ranks, once gradients are averaged over ranks. With
+    ``matryoshka_dims`` it is the weighted mean of the losses of the vectors truncated to each width
     (Kusupati et al., 2022, "Matryoshka Representation Learning", who take the sum).
     """
 
@@ -68,16 +68,16 @@ class ContrastiveObjective:
         """Add ``scale`` times the gradient of the batch's loss to the parameters.
 
         Args:
-            model: tokens to unit vectors.
-            batch: this rank's share.
-            key: names the randomness of this batch on this rank.
-            scale: 1 over the batches of a step.
+            model: encoder that maps a ``TokenBatch`` to unit vectors.
+            batch: this rank's share of the batch.
+            key: random key of this batch on this rank.
+            scale: factor of the gradient: 1 / number of batches in a step.
 
         Returns:
             ``loss``, the mean over all ranks' queries; ``accuracy``, the share of queries whose
-            positive scores highest of what it is told from; ``tokens`` read over all ranks; with
-            ``false_negatives``, ``filtered``, the share of negatives that the surrogate drops; with
-            ``matryoshka_dims``, ``loss_<width>`` for each.
+            positive scores at least as high as every negative; ``tokens``, the number of tokens
+            encoded over all ranks; with ``false_negatives``, ``filtered``, the share of negatives
+            that the surrogate drops; with ``matryoshka_dims``, ``loss_<width>`` of every width.
         """
         encoded = [
             Replay(
@@ -87,24 +87,26 @@ class ContrastiveObjective:
         ]
         queries, documents = encoded
         metrics = self.backward_to(queries.embeddings, documents.embeddings, batch, scale=scale)
-        for each in encoded:
-            each.backward()
+        for replay in encoded:
+            replay.backward()
         return metrics
 
     def backward_to(
         self, queries: Tensor, documents: Tensor, batch: ContrastiveBatch, *, scale: float
     ) -> dict[str, Tensor]:
-        """``backward`` as far as the embeddings, whoever made them.
+        """Add ``scale`` times the gradient of the loss to the embeddings; return the metrics.
+
+        The metrics are the same as in ``backward``; the encoders are not reached.
 
         Shapes: unit vectors of the batch's queries ``(q, D)`` and documents ``(n, D)``, both leaves
         of a graph.
         """
-        # Gradients are averaged over ranks later, so each rank's sum counts world_size-fold.
-        own = self._backward_blocks(
+        # Gradients are averaged over ranks later, so each rank multiplies its sum by world_size.
+        rank_sums = self._backward_blocks(
             batch, queries, documents, scale=scale * distributed.world_size() / batch.size
         )
         tokens = batch.queries.num_tokens + batch.documents.num_tokens
-        sums = distributed.sum_over_ranks(torch.cat([own.new_tensor([tokens]), own]))
+        sums = distributed.sum_over_ranks(torch.cat([rank_sums.new_tensor([tokens]), rank_sums]))
         read, correct, dropped, negatives = sums[:4]
         losses = sums[4:] / batch.size
         dims = self._config.matryoshka_dims or ()
@@ -118,18 +120,19 @@ class ContrastiveObjective:
         }
 
     def _mean(self, losses: Tensor) -> Tensor:
-        """The mean over the widths by their weights. Shapes: ``(C,)`` -> ``()``."""
+        """Return the weighted mean of the losses of all widths. Shapes: ``(C,)`` -> ``()``."""
         weights = losses.new_tensor(self._config.matryoshka_weights or [1.0] * len(losses))
         return losses @ weights / weights.sum()
 
     def _backward_blocks(
         self, batch: ContrastiveBatch, queries: Tensor, documents: Tensor, *, scale: float
     ) -> Tensor:
-        """Go back through the scores of some of this rank's queries at a time.
+        """Back-propagate from scores to embeddings, a block of this rank's queries at a time.
 
-        Three counts come first in what is returned: of its queries that, at the whole width, rank
-        their positive first; of the negatives that the filter drops, and of all that there are
-        without it. Then come its sums of losses at each width.
+        Returns:
+            This rank's number of queries that rank their positive first at the whole width, number
+            of negatives that the filter drops, number of negatives before filtering, and then its
+            sum of losses at every width.
         """
         joined = self._share(batch, queries, documents)
         shared = replace(joined, queries=_leaf(joined.queries), documents=_leaf(joined.documents))
@@ -156,13 +159,17 @@ class ContrastiveObjective:
         documents: Tensor,
         rows: slice,
     ) -> tuple[Tensor, Tensor]:
-        """Of some of this rank's queries, the sums of losses, and the three counts."""
+        """Return the losses at every width and the three counts, summed over a block of queries.
+
+        ``rows`` selects the block among this rank's queries. The counts are correct queries,
+        negatives dropped by the filter, and negatives before filtering.
+        """
         everything = slice(None)
-        own, positives = queries[rows], shared.positives[rows]
-        asked = torch.arange(shared.mine.start, shared.mine.stop, device=own.device)[rows]
+        block, positives = queries[rows], shared.positives[rows]
+        asked = torch.arange(shared.mine.start, shared.mine.stop, device=block.device)[rows]
         known = self._excluded(batch, shared, asked, everything)
         excluded = _filtered(known, shared, asked, everything)
-        # Without in-batch negatives a positive has no other query to be told from.
+        # Without in-batch negatives a positive has no other query as its negative.
         symmetric = self._config.symmetric and batch.in_batch_negatives
         reverse = None
         if symmetric:
@@ -170,14 +177,14 @@ class ContrastiveObjective:
             reverse = _filtered(reverse, shared, everything, positives).T
         losses = []
         for dim in self._config.matryoshka_dims or (queries.shape[1],):
-            cut = shared.cut(dim)
-            loss = self._loss(truncated(own, dim), cut.documents, positives, excluded)
+            narrow = shared.cut(dim)
+            loss = self._loss(truncated(block, dim), narrow.documents, positives, excluded)
             if reverse is not None:
                 answers = truncated(documents[: len(queries)][rows], dim)
-                loss = (loss + self._loss(answers, cut.queries, asked, reverse)) / 2
+                loss = (loss + self._loss(answers, narrow.queries, asked, reverse)) / 2
             losses.append(loss)
-        correct = self._correct(own, shared, positives, excluded)
-        # A query's own positive is no negative, and so in neither count.
+        correct = self._correct(block, shared, positives, excluded)
+        # ``known`` holds a query's own positive, so neither count of negatives includes it.
         counts = torch.stack([correct, (excluded & ~known).sum(), (~known).sum()])
         return torch.stack(losses), counts
 
@@ -192,31 +199,30 @@ class ContrastiveObjective:
         self, queries: Tensor, shared: _Shared, positives: Tensor, excluded: Tensor
     ) -> Tensor:
         scores = similarity(queries, shared.documents, self._config.temperature)
-        own = scores.gather(1, positives[:, None])
-        beaten = (scores > own) & ~excluded
+        positive_scores = scores.gather(1, positives[:, None])
+        beaten = (scores > positive_scores) & ~excluded
         return (~beaten.any(dim=1)).sum()
 
     def _share(self, batch: ContrastiveBatch, queries: Tensor, documents: Tensor) -> _Shared:
         across = distributed.gather if self._config.cross_device else _alone
         count = len(queries)
         pairs = torch.stack([batch.query_hashes, batch.document_hashes[:count]], dim=1)
-        # What is true on one rank is true on all, whether or not they share documents.
+        # The pairs of all ranks are known positives, whether or not ranks share documents.
         known_pairs, _ = distributed.gather(pairs)
         all_queries, first_query = across(queries)
-        facts = torch.stack([batch.query_hashes, batch.labels[:count]], dim=1)
-        all_facts, _ = across(facts)
+        query_facts, _ = across(torch.stack([batch.query_hashes, batch.labels[:count]], dim=1))
         all_documents, first_document = across(documents)
-        own = torch.stack([batch.document_hashes, batch.owners + first_query, batch.labels], dim=1)
-        all_own, _ = across(own)
+        columns = [batch.document_hashes, batch.owners + first_query, batch.labels]
+        document_facts, _ = across(torch.stack(columns, dim=1))
         return _Shared(
             queries=all_queries,
             documents=all_documents,
-            query_hashes=all_facts[:, 0],
-            document_hashes=all_own[:, 0],
+            query_hashes=query_facts[:, 0],
+            document_hashes=document_facts[:, 0],
             known_pairs=known_pairs,
-            owners=all_own[:, 1],
-            labels=all_own[:, 2],
-            query_labels=all_facts[:, 1],
+            owners=document_facts[:, 1],
+            labels=document_facts[:, 2],
+            query_labels=query_facts[:, 1],
             mine=slice(first_query, first_query + count),
             positives=first_document + torch.arange(count, device=queries.device),
             filter=self._filter(batch, across),
@@ -235,7 +241,11 @@ class ContrastiveObjective:
         queries: Tensor | slice,
         documents: Tensor | slice,
     ) -> Tensor:
-        """Which of some documents are no negatives of which of some queries."""
+        """Return a mask, true where a document must not count as a negative of a query.
+
+        Excluded are known positives, documents that share the query's label, and, without in-batch
+        negatives, documents of other rows. Shapes: ``(len(queries), len(documents))``.
+        """
         asked, positives = shared.known_pairs.unbind(dim=1)
         excluded = false_negatives(
             shared.query_hashes[queries], positives, asked, shared.document_hashes[documents]
@@ -251,14 +261,17 @@ class ContrastiveObjective:
 def _filtered(
     excluded: Tensor, shared: _Shared, queries: Tensor | slice, documents: Tensor | slice
 ) -> Tensor:
-    """``excluded``, and what the surrogate drops besides."""
+    """Return ``excluded``, extended by the negatives that the surrogate's filter drops."""
     if shared.filter is None:
         return excluded
     return excluded | shared.filter.dropped(queries, documents)
 
 
 def _leaf(rows: Tensor) -> Tensor:
-    """``rows``, where blocks may go back to one after another: no further, if ranks gave them."""
+    """Return ``rows`` as a leaf of the graph, which several backward passes may add gradients to.
+
+    Rows gathered from other ranks are detached, so that a backward pass stops at them.
+    """
     return rows if rows.is_leaf else rows.detach().requires_grad_()
 
 

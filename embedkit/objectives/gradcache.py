@@ -10,11 +10,11 @@ from embedkit.tokens.batch import TokenBatch, chunks_by_budget
 
 
 class Replay:
-    """Embeddings of a batch whose activations are made a second time, chunk by chunk.
+    """Embeddings of a batch whose activations are recomputed chunk by chunk in the backward pass.
 
     A batch of any size then costs the memory of one chunk (Gao et al., 2021, "Scaling Deep
     Contrastive Learning Batch Size under Memory Limited Setup"). Every chunk draws its dropout
-    from its own key, so that the second forward repeats the first.
+    from its own random key, so that the second forward pass repeats the first.
 
     Usage::
 
@@ -22,8 +22,8 @@ class Replay:
         loss(documents.embeddings).backward()   # stops at the embeddings
         documents.backward()                    # reaches the parameters
 
-    Replays nest: an encoder may itself read the embeddings of another one, whose gradient gathers
-    over all chunks of all that read it. Go back through the readers first::
+    Replays nest: an encoder may read the embeddings of another replay, whose gradient accumulates
+    over all chunks of every replay that reads it. Call ``backward`` of the readers first::
 
         context = Replay(first, documents, budget=16_384, key=one)
         texts = Replay(partial(second, context=context.embeddings), tokens, ...)
@@ -31,16 +31,16 @@ class Replay:
         texts.backward()                        # reaches the second encoder and the context
         context.backward()                      # reaches the first encoder
 
-    With ``cached=False`` the same chunks keep their graphs: the same numbers, more memory. A
-    ``budget`` of ``None`` is one chunk, never cached.
+    With ``cached=False`` the same chunks keep their graphs, which gives the same numbers at the
+    cost of more memory. A ``budget`` of ``None`` makes one chunk, which is never recomputed.
 
     Args:
-        encode: tokens to their embeddings.
-        tokens: of the whole batch.
-        budget: tokens of a chunk, ``overhead`` for each of its sequences included.
-        key: names the randomness of this batch.
-        cached: whether chunks are encoded a second time.
-        overhead: what a sequence costs beside its own tokens, as a context in front of each.
+        encode: encoder that maps a ``TokenBatch`` to its embeddings.
+        tokens: token ids of the whole batch.
+        budget: largest number of tokens of a padded chunk, ``overhead`` of each sequence included.
+        key: random key of this batch.
+        cached: whether chunks are encoded a second time in the backward pass.
+        overhead: tokens to add to each sequence's length, such as a context in front of it.
 
     Shapes: ``embeddings`` is ``(B, D)``, in the order of ``tokens``.
     """
@@ -62,12 +62,12 @@ class Replay:
             parts = [self._forward(number) for number in range(len(self._chunks))]
         back = torch.cat(self._chunks).argsort().to(parts[0].device)
         self._joined = torch.cat(parts)[back]
-        # A graph that is kept stops here too: chunks that read these embeddings go back one after
-        # another, and a graph can be gone through once.
+        # Uncached graphs are detached here too: several chunks of another replay may back-propagate
+        # into these embeddings, and a graph can be traversed only once.
         self.embeddings = self._joined.detach().requires_grad_()
 
     def backward(self) -> None:
-        """Carry the gradient of ``embeddings`` on to the parameters."""
+        """Back-propagate the gradient of ``embeddings`` to the parameters of the encoder."""
         gradient = self.embeddings.grad
         assert gradient is not None, "back-propagate the loss first"
         if not self._cached:

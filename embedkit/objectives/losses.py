@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _LOGIT_ROWS = 1024
-"""Tokens whose logits exist at a time in ``masked_lm``: 125 MB in fp32 at 30,522 words."""
+"""Number of tokens whose logits ``masked_lm`` holds at a time: 125 MB in fp32 with a vocabulary of
+30,522."""
 
 
 def info_nce(
@@ -19,36 +20,36 @@ def info_nce(
     excluded: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Cross-entropy of each query's positive against all documents (paper, section 5.2.1).
+    """Return the cross-entropy of each query's positive among all documents (paper, section 5.2.1).
 
     Shapes: queries ``(q, d)`` and documents ``(n, d)``, both unit-norm; positives ``(q,)``, the row
     of each query's positive among the documents; excluded ``(q, n)``, true where a document is no
-    negative of the query. A query's own positive always takes part.
+    negative of the query. A query's own positive always counts, even if ``excluded`` marks it.
     """
     scores = similarity(queries, documents, temperature)
     if excluded is not None:
-        # In place: of all that a step makes, only scores grow with the square of its batch.
+        # In place to save memory: scores alone grow with the square of the batch size.
         scores.masked_fill_(excluded.scatter(1, positives[:, None], False), float("-inf"))
     return F.cross_entropy(scores, positives, reduction=reduction)
 
 
 def similarity(queries: Tensor, documents: Tensor, temperature: float) -> Tensor:
-    """Inner products over ``temperature``, ``(q, n)``, never below single precision."""
-    # Under bf16 autocast the product would keep 8 bits of a score divided by 0.07.
+    """Return inner products divided by ``temperature``, ``(q, n)``, in fp32 or wider."""
+    # Under bf16 autocast the scores would have only 8 bits of precision.
     with torch.autocast(queries.device.type, enabled=False):
         wide = torch.promote_types(queries.dtype, torch.float32)
         return (queries.to(wide) / temperature) @ documents.to(wide).T
 
 
 def truncated(rows: Tensor, dim: int) -> Tensor:
-    """The first ``dim`` features of unit vectors, as unit vectors. Shapes: ``(n, d)``."""
+    """Truncate unit vectors ``(n, d)`` to ``(n, dim)`` and normalize them again."""
     return rows if dim == rows.shape[1] else F.normalize(rows[:, :dim], dim=1)
 
 
 def false_negatives(
     queries: Tensor, positives: Tensor, owners: Tensor, documents: Tensor
 ) -> Tensor:
-    """Which documents answer which queries although another row brought them.
+    """Return a mask of the documents that are positives of a query, whichever row they belong to.
 
     A document is a false negative of a query if its text is the query's own text, or the text of
     a positive of any row with the same query text.
@@ -60,12 +61,13 @@ def false_negatives(
         documents: text hash of each document, ``(n,)``.
 
     Returns:
-        ``(q, n)``, true where the document must not count as a negative of the query.
+        Mask ``(q, n)``, true where the document must not count as a negative of the query.
     """
     same_text = queries[:, None] == documents
     asked_for = torch.isin(owners, queries) & torch.isin(positives, documents)
     positives, owners = positives[asked_for], owners[asked_for]
-    # Pairs (query text, positive text) that the batch states, asked of all (query, document).
+    # ``stated`` is a table of the (query text, positive text) pairs in the batch, looked up for
+    # every (query, document).
     texts, document_ids = torch.unique(torch.cat([documents, positives]), return_inverse=True)
     asked, query_ids = torch.unique(torch.cat([queries, owners]), return_inverse=True)
     stated = torch.zeros(len(asked), len(texts), dtype=torch.bool, device=queries.device)
@@ -77,12 +79,14 @@ def false_negatives(
 def masked_lm(
     hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Sum of the cross-entropies of ``hidden @ weight.T + bias``, and how many guesses are right.
+    """Return the summed cross-entropy of ``hidden @ weight.T + bias`` and the number of correct
+    predictions.
 
-    Logits exist a few rows at a time, in the forward alone: each piece leaves its gradients behind.
+    Logits are computed for a few rows at a time and never kept: the forward pass computes the
+    gradients too, and the backward pass only scales them.
 
     Shapes: hidden ``(M, D)``, weight ``(V, D)``, bias ``(V,)``, targets ``(M,)``; M may be 0. Under
-    autocast the products are made in its type, the sums in fp32.
+    autocast the products are computed in its dtype, the sums in fp32.
     """
     device = hidden.device.type
     kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
@@ -114,8 +118,8 @@ class _MaskedLM(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [
-            (each * grads[0].to(each.dtype)).to(kind)
-            for each, kind in zip(ctx.saved_tensors, ctx.kinds, strict=True)
+            (gradient * grads[0].to(gradient.dtype)).to(kind)
+            for gradient, kind in zip(ctx.saved_tensors, ctx.kinds, strict=True)
         ]
         return (*scaled, None)
 
@@ -127,14 +131,17 @@ def _masked_lm_pieces(
     targets: Tensor,
     gradients: tuple[Tensor, Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """What ``masked_lm`` returns; the gradients of the sum are written to ``gradients``."""
+    """Return the loss and correct predictions of ``masked_lm``, summed over pieces of its rows.
+
+    The gradients of the loss by hidden, weight and bias are written to ``gradients`` if given.
+    """
     wide = torch.promote_types(hidden.dtype, torch.float32)
     total = torch.zeros((), dtype=wide, device=hidden.device)
     right = torch.zeros((), dtype=torch.int64, device=hidden.device)
     for start in range(0, len(hidden), _LOGIT_ROWS):
         piece = slice(start, start + _LOGIT_ROWS)
-        own, target = hidden[piece], targets[piece, None]
-        logits = (own @ weight.T).to(wide) + bias
+        states, target = hidden[piece], targets[piece, None]
+        logits = (states @ weight.T).to(wide) + bias
         right += (logits.argmax(dim=1, keepdim=True) == target).sum()
         shares = logits.log_softmax(dim=1)
         total -= shares.gather(1, target).sum()
@@ -145,5 +152,5 @@ def _masked_lm_pieces(
         gradients[2].add_(shares.sum(dim=0))
         shares = shares.to(hidden.dtype)
         gradients[0][piece] = shares @ weight
-        gradients[1].add_(shares.T @ own)
+        gradients[1].add_(shares.T @ states)
     return total, right

@@ -1,4 +1,4 @@
-"""Masked language modelling: a step's masked tokens in, gradients and metrics out."""
+"""Masked language modelling objective: a step's masked tokens in, gradients and metrics out."""
 
 from collections.abc import Callable
 
@@ -11,16 +11,16 @@ from embedkit.distributed import sharding
 
 
 class MaskedLMObjective:
-    """Cross-entropy over the masked tokens alone, divided by their number in the whole step.
+    """Mean cross-entropy over the masked tokens of a whole step.
 
-    So neither the number of ranks nor that of micro-batches changes a step, although some hold
-    more masked tokens than others.
+    The sum is divided by the number of masked tokens in the step, so that neither the number of
+    ranks nor of micro-batches changes the gradient, although they hold different numbers of them.
 
     Args:
-        micro_batch_tokens: tokens of one forward.
-        max_tokens: of a row.
-        flops: the lengths of sequences, and how many of their tokens are masked, to the floating
-            point operations of a step over them.
+        micro_batch_tokens: tokens of one forward pass.
+        max_tokens: largest number of tokens of a row.
+        flops: function that returns the floating point operations of a step, given the lengths of
+            its sequences and the number of masked tokens.
     """
 
     def __init__(
@@ -38,15 +38,15 @@ class MaskedLMObjective:
         """Add ``scale`` times the gradient of the step's loss to the parameters.
 
         Args:
-            model: ``(tokens, positions, targets)`` to the sum of losses and the right guesses.
+            model: model from ``(tokens, positions, targets)`` to summed loss and correct guesses.
             batch: this rank's share of the step.
-            key: names the randomness of this step on this rank.
-            scale: a factor for the gradient.
+            key: random key of this step on this rank.
+            scale: factor of the gradient.
 
         Returns:
             ``loss``, the mean over the masked tokens of all ranks; ``accuracy``, the share of them
-            that was guessed; ``masked`` and ``tokens``, how many there were; ``padding``, the share
-            of the step's rows that no token fills; ``flops`` of all ranks.
+            predicted correctly; ``masked`` and ``tokens``, the numbers of masked and of all tokens;
+            ``padding``, the share of the step's rows that no token fills; ``flops`` of all ranks.
         """
         torch.manual_seed(key)
         device = batch.tokens.ids.device
@@ -54,7 +54,7 @@ class MaskedLMObjective:
         masked, tokens = distributed.sum_over_ranks(
             torch.tensor(counts, device=device, dtype=torch.float64)
         )
-        # Gradients are averaged over ranks later, so each rank's sum counts world_size-fold.
+        # Gradients are averaged over ranks later, so each rank multiplies its sum by world_size.
         share = scale * distributed.world_size() / masked.clamp(min=1)
         flops = self._flops(batch.tokens.lengths, len(batch.positions))
         sums = torch.tensor([0.0, 0.0, flops], device=device, dtype=torch.float64)
@@ -77,9 +77,9 @@ class MaskedLMObjective:
 
 
 def micro_batches(batch: MaskedBatch, budget: int) -> list[Tensor]:
-    """Cut a batch's sequences into parts of about ``budget`` tokens, as many on every rank.
+    """Split a batch's sequences into parts of about ``budget`` tokens, equally many on all ranks.
 
-    With sharded weights a forward is a collective, so no rank may take one more than the others.
+    With sharded weights a forward pass is a collective, so that all ranks must take equally many.
     """
     device = batch.tokens.ids.device
     count = distributed.max_over_ranks(-(-batch.tokens.num_tokens // budget), device)
@@ -88,7 +88,7 @@ def micro_batches(batch: MaskedBatch, budget: int) -> list[Tensor]:
 
 
 def cut_evenly(lengths: Tensor, count: int) -> list[Tensor]:
-    """Cut sequences, sorted by length, into ``count`` parts of about as many tokens, none empty.
+    """Split sequences, sorted by length, into ``count`` non-empty parts of about equal tokens.
 
     Shapes: ``lengths`` ``(B,)`` with B >= count; each part holds rows in ``range(B)``.
     """

@@ -1,4 +1,4 @@
-"""``TokenBatch``: token ids of many sequences, side by side, without padding."""
+"""``TokenBatch``: token ids of many sequences, concatenated without padding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBatch:
-    """B sequences of T tokens in all.
+    """Token ids of B sequences, which have T tokens in all.
 
     Shapes: ``ids`` ``(T,)`` int64; ``offsets`` ``(B + 1,)`` int64, on the CPU: sequence ``i`` is
-    ``ids[offsets[i]:offsets[i + 1]]``; ``prompt_lengths`` ``(B,)`` int64, on the CPU: how many of
-    its first tokens are prompt.
+    ``ids[offsets[i]:offsets[i + 1]]``; ``prompt_lengths`` ``(B,)`` int64, on the CPU: number of
+    each sequence's first tokens that belong to the prompt.
     """
 
     ids: Tensor
@@ -25,8 +25,8 @@ class TokenBatch:
     def from_lists(
         cls, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int] | None = None
     ) -> Self:
-        """Pack lists of token ids; without ``prompt_lengths``, no token is prompt."""
-        lengths = torch.tensor([0, *(len(each) for each in sequences)])
+        """Concatenate lists of token ids; ``prompt_lengths`` is 0 by default."""
+        lengths = torch.tensor([0, *(len(sequence) for sequence in sequences)])
         flat = [token for sequence in sequences for token in sequence]
         prompts = [0] * len(sequences) if prompt_lengths is None else prompt_lengths
         return cls(torch.tensor(flat, dtype=torch.int64), lengths.cumsum(0), torch.tensor(prompts))
@@ -36,7 +36,7 @@ class TokenBatch:
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens of each sequence, ``(B,)``, on the CPU."""
+        """Number of tokens of each sequence, ``(B,)``, on the CPU."""
         return self.offsets.diff()
 
     @property
@@ -44,24 +44,24 @@ class TokenBatch:
         return len(self.ids)
 
     def to(self, device: torch.device) -> Self:
-        """The same sequences with their ids on ``device``; offsets stay where loops read them."""
+        """Return the batch with its ids on ``device``; offsets stay on the CPU, where loops run."""
         return type(self)(self.ids.to(device, non_blocking=True), self.offsets, self.prompt_lengths)
 
     def positions(self, rows: Tensor) -> Tensor:
-        """Where the tokens of ``rows`` stand in ``ids``, sequence after sequence, on the CPU."""
+        """Return indices into ``ids`` of all tokens of the sequences ``rows``, on the CPU."""
         starts, lengths = self.offsets[rows], self.lengths[rows]
         ends = lengths.cumsum(0)
         within = torch.arange(int(lengths.sum())) - (ends - lengths).repeat_interleave(lengths)
         return starts.repeat_interleave(lengths) + within
 
     def select(self, rows: Tensor) -> Self:
-        """The sequences ``rows``, in that order."""
+        """Return a batch of the sequences ``rows``, in that order."""
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), self.lengths[rows].cumsum(0)])
         picked = self.positions(rows).to(self.ids.device)
         return type(self)(self.ids[picked], offsets, self.prompt_lengths[rows])
 
     def padded(self, pad_id: int) -> tuple[Tensor, Tensor]:
-        """``(input_ids, attention_mask)``, both ``(B, longest)``, padded on the right."""
+        """Return ``(input_ids, attention_mask)``, both ``(B, longest)``, padded on the right."""
         lengths = self.lengths
         mask = torch.arange(int(lengths.max())) < lengths[:, None]
         mask = mask.to(self.ids.device)
@@ -70,19 +70,19 @@ class TokenBatch:
 
 
 def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
-    """All sequences of ``batches``, in order."""
-    lengths = torch.cat([torch.zeros(1, dtype=torch.int64), *(each.lengths for each in batches)])
+    """Return one batch of all sequences of ``batches``, in order."""
+    lengths = torch.cat([torch.zeros(1, dtype=torch.int64), *(batch.lengths for batch in batches)])
     return TokenBatch(
-        torch.cat([each.ids for each in batches]),
+        torch.cat([batch.ids for batch in batches]),
         lengths.cumsum(0),
-        torch.cat([each.prompt_lengths for each in batches]),
+        torch.cat([batch.prompt_lengths for batch in batches]),
     )
 
 
 def chunks_by_budget(lengths: Tensor, budget: int | None) -> list[Tensor]:
     """Split sequences, sorted by length, into chunks of at most ``budget`` tokens once padded.
 
-    A sequence longer than the budget is a chunk of its own. ``None`` makes one chunk of all.
+    A sequence longer than the budget makes a chunk by itself. A budget of ``None`` makes one chunk.
 
     Shapes: ``lengths`` ``(B,)``; each chunk holds rows in ``range(B)``, longest first.
     """

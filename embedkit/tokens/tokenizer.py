@@ -1,4 +1,4 @@
-"""Texts to token ids: the one place where a prompt meets a text and a text meets its limit."""
+"""Tokenization: the one module that prepends prompts and truncates texts to a length limit."""
 
 import json
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from embedkit.tokens.batch import TokenBatch
 
 
 class Tokenize:
-    """Puts a prompt in front of texts and cuts them at a limit, special tokens included.
+    """Tokenizer that prepends a prompt and truncates at a limit, special tokens included.
 
-    Whatever truncation and padding the tokenizer's own file carries is switched off.
+    Truncation and padding that the tokenizer's file sets are switched off.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -35,27 +35,27 @@ class Tokenize:
             verbose=False,
         )["input_ids"]
         prompt_length = self._prompt_length(prompt)
-        return TokenBatch.from_lists(ids, [min(prompt_length, len(each)) for each in ids])
+        return TokenBatch.from_lists(ids, [min(prompt_length, len(sequence)) for sequence in ids])
 
     def lengths(self, texts: Sequence[str], prompt: str) -> list[int]:
-        """How many tokens whole texts have behind a prompt, special ones included."""
+        """Return each text's number of tokens before truncation, with prompt and special tokens."""
         whole = [prompt + text for text in texts]
         backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is not None:
-            # Whoever cut texts last has left a limit behind.
+            # An earlier call with truncation leaves its limit in the backend.
             backend.no_truncation()
-            # On all cores, and without the offsets that transformers asks for.
-            return [len(each) for each in backend.encode_batch_fast(whole)]
+            # This uses all cores, and skips the offsets that transformers asks for.
+            return [len(encoding) for encoding in backend.encode_batch_fast(whole)]
         ids = self._tokenizer(whole, verbose=False)["input_ids"] if whole else []
-        return [len(each) for each in ids]
+        return [len(sequence) for sequence in ids]
 
     def _prompt_length(self, prompt: str) -> int:
-        """Tokens in front of the text, an opening special token included; 0 without a prompt.
+        """Return the number of tokens in front of the text; 0 without a prompt.
 
-        Counted on the prompt alone, as sentence-transformers does, which an exported model is read
-        by. Where a vocabulary begins its words with their space, a prompt's last space is a token
-        here, and in front of a text part of the text's first: pooling without the prompt then
-        leaves that one out, there as here.
+        An opening special token counts. The prompt is tokenized alone, as sentence-transformers,
+        which loads exported models, does too. In vocabularies whose words begin with a space, the
+        prompt's last space is a token here, but in front of a text it joins the text's first token:
+        pooling without the prompt then leaves out that token, in both libraries.
         """
         if not prompt:
             return 0
@@ -65,16 +65,16 @@ class Tokenize:
 
 
 def identity_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of all that decides which ids a text gets, and which of them are special."""
+    """Return a hash of all that decides the token ids of a text, and which ids are special."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     rules = (
         _digest_of_rules(backend.to_str())
         if backend is not None
-        # One in Python shows its words alone.
+        # A tokenizer in Python exposes its vocabulary, but not its rules.
         else sha256_of_json({"kind": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()})
     )
     parts: list[Any] = [rules, sorted(set(tokenizer.all_special_ids))]
-    # Named where it is unusual, so that most identities are what they were before it was.
+    # Only an unusual side is added, so that most hashes equal those of earlier versions.
     if tokenizer.truncation_side != "right":
         parts.append(tokenizer.truncation_side)
     return sha256_of_json(parts)
@@ -82,6 +82,9 @@ def identity_of(tokenizer: PreTrainedTokenizerBase) -> str:
 
 @lru_cache(maxsize=8)
 def _digest_of_rules(written: str) -> str:
-    """Kept, since sorting a vocabulary takes ten times as long as writing it down."""
-    # Every call sets these two anew.
+    """Return a hash of the rules in a tokenizer.json, without its truncation and padding.
+
+    It is cached, since sorting a vocabulary takes ten times as long as serializing it.
+    """
+    # Truncation and padding are set again by every call of the tokenizer.
     return sha256_of_json({**json.loads(written), "truncation": None, "padding": None})

@@ -1,4 +1,4 @@
-"""What masking and packing know of a tokenizer: its ids, and which of them are special."""
+"""Token ids of a tokenizer for masking and packing: special, ordinary, and around sequences."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -12,23 +12,28 @@ from embedkit.errors import UserError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
-    """Shapes: ``special`` and ``ordinary`` are sorted ids, which together are all there are."""
+    """Token ids that masking and packing need.
+
+    ``special`` and ``ordinary`` are sorted, disjoint and together all ids of the tokenizer.
+    """
 
     size: int
-    """The largest id, and one."""
+    """Largest token id + 1."""
     mask: int
+    """Token id of [MASK]."""
     special: NDArray[np.int64]
     ordinary: NDArray[np.int64]
     prefix: NDArray[np.int64]
-    """What stands in front of every sequence, as [CLS]."""
+    """Special token ids that begin every sequence, such as [CLS]."""
     suffix: NDArray[np.int64]
+    """Special token ids that end every sequence, such as [SEP]."""
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """Ask ``tokenizer``.
+        """Return the vocabulary of ``tokenizer``.
 
         Raises:
-            UserError: it has no mask token.
+            UserError: the tokenizer has no mask token, or is written in Python.
         """
         if tokenizer.mask_token_id is None:
             raise UserError(
@@ -50,15 +55,15 @@ class Vocabulary:
 
     @property
     def framing(self) -> int:
-        """Special tokens that every sequence has."""
+        """Number of special tokens around every sequence."""
         return len(self.prefix) + len(self.suffix)
 
 
 def backend_of(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """The tokenizers library's own object, which neither truncates nor pads.
+    """Return the tokenizer's backend (``tokenizers.Tokenizer``), with truncation and padding off.
 
     Raises:
-        UserError: the tokenizer is written in Python.
+        UserError: the tokenizer is written in Python and has no backend.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -72,7 +77,7 @@ def backend_of(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 
 def _frame(tokenizer: PreTrainedTokenizerBase) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The ids that the tokenizer puts before and after those of a text."""
+    """Return the special token ids that the tokenizer puts before and after the ids of a text."""
     backend = backend_of(tokenizer)
     bare = backend.encode("a", add_special_tokens=False).ids
     whole = backend.encode("a", add_special_tokens=True).ids

@@ -24,7 +24,7 @@ _WEIGHTS = "model.safetensors"
 _MOMENTS = "optimizer.safetensors"
 _STATE = "state.json"
 _HASHES = "sha256.json"
-"""It has the hashes of all other files."""
+"""File with the SHA-256 hashes of all other files of a checkpoint."""
 _NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,})")
 _ASIDE = "damaged-"
 
@@ -39,7 +39,7 @@ class Checkpoint:
 
 
 class BrokenCheckpointError(UserError):
-    """A checkpoint whose files are not those that were written."""
+    """A checkpoint whose files are missing or differ from what was written."""
 
     def __init__(self, folder: Path, reason: str) -> None:
         super().__init__(folder, reason)
@@ -51,10 +51,10 @@ class BrokenCheckpointError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Whole tensors on the CPU: weights by name, moments by ``<name>/<moment>``.
+    """Unsharded tensors on the CPU: weights by name, optimizer moments by ``<name>/<moment>``.
 
-    One format for every number of ranks, sharded or not. Frozen parameters are not in it: they are
-    what the run was given.
+    The format is the same for every number of ranks, sharded or not. Frozen parameters are left
+    out: a resumed run loads them from the model it started from.
     """
 
     weights: Mapping[str, Tensor]
@@ -62,12 +62,15 @@ class State:
 
 
 def captured(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """The state of a model and its optimizer, on rank 0; empty elsewhere. All ranks have to ask."""
+    """Return the state of a model and its optimizer on rank 0, an empty one on other ranks.
+
+    This is a collective: all ranks have to call it.
+    """
     if sharding.is_sharded(model):
         weights, moments = sharding.whole_state(model, optimizer)
         return State(
             weights,
-            {f"{name}/{moment}": t for name, own in moments.items() for moment, t in own.items()},
+            {f"{name}/{key}": t for name, values in moments.items() for key, t in values.items()},
         )
     if not distributed.is_main():
         return State({}, {})
@@ -75,14 +78,17 @@ def captured(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model that may be sharded, on rank 0; empty elsewhere. All have to ask."""
+    """Return the unsharded weights of a model on rank 0, an empty dict on other ranks.
+
+    This is a collective: all ranks have to call it.
+    """
     parts = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    weights = {name: sharding.whole(each).cpu() for name, each in parts.items()}
+    weights = {name: sharding.whole(tensor).cpu() for name, tensor in parts.items()}
     return weights if distributed.is_main() else {}
 
 
 def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The weights of a checkpoint by name."""
+    """Return the weights of a checkpoint by name."""
     return load_file(checkpoint.folder / _WEIGHTS)
 
 
@@ -94,10 +100,11 @@ def save(
     *,
     keep: int,
 ) -> Path:
-    """Write ``root/step-000500`` after ``step`` steps, and of earlier ones drop all but the newest.
+    """Write a checkpoint after ``step`` steps, as ``root/step-000500``, and delete old ones.
 
-    ``keep`` of them stay, this one included. Everything is on the disk before the folder gets its
-    name, so that a crash at any moment leaves either the whole checkpoint or none.
+    The newest ``keep`` checkpoints up to this step stay, this one included. All files are flushed
+    to disk before the folder gets its name, so that a crash at any moment leaves either the whole
+    checkpoint or none.
     """
     for left in root.glob(".step-*.tmp"):
         shutil.rmtree(left)
@@ -123,12 +130,12 @@ def save(
 
 
 def newest(root: Path) -> tuple[Checkpoint | None, Sequence[BrokenCheckpointError]]:
-    """The newest whole checkpoint under ``root``, and what is wrong with those passed over.
+    """Return the newest undamaged checkpoint under ``root`` and the errors of newer, damaged ones.
 
-    Where none is whole, what was set aside before is passed over too.
+    If there is no undamaged one, the errors also list checkpoints that were set aside earlier.
 
     Raises:
-        UserError: something is there that cannot be read.
+        UserError: the folder or a checkpoint cannot be read.
     """
     broken: list[BrokenCheckpointError] = []
     with _readable(root):
@@ -139,14 +146,14 @@ def newest(root: Path) -> tuple[Checkpoint | None, Sequence[BrokenCheckpointErro
             return read(folder), broken
         except BrokenCheckpointError as error:
             broken.append(error)
-    return None, [*broken, *(BrokenCheckpointError(each, "was set aside") for each in aside)]
+    return None, [*broken, *(BrokenCheckpointError(folder, "was set aside") for folder in aside)]
 
 
 def read(folder: Path) -> Checkpoint:
     """Verify a checkpoint without loading its tensors.
 
     Raises:
-        BrokenCheckpointError: its files are not those that were written.
+        BrokenCheckpointError: its files are missing or differ from what was written.
         UserError: it cannot be read, which does not mean that it is damaged.
     """
     with _readable(folder):
@@ -160,15 +167,15 @@ def read(folder: Path) -> Checkpoint:
 
 
 def set_aside(folder: Path) -> Path:
-    """Rename a damaged checkpoint: it is kept, and another of its step can take its place."""
+    """Rename a damaged checkpoint, so that it is kept and its name is free; return its new path."""
     names = (f"{_ASIDE}{folder.name}{end}" for end in chain([""], (f"-{n}" for n in count(2))))
-    return folder.rename(next(each for each in map(folder.with_name, names) if not each.exists()))
+    return folder.rename(next(path for path in map(folder.with_name, names) if not path.exists()))
 
 
 def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put the checkpoint's weights and moments into a model and an optimizer of the same run.
+    """Load the checkpoint's weights and moments into a model and an optimizer of the same run.
 
-    Each may be sharded, over whatever number of ranks, or not.
+    The model may be sharded or not, over any number of ranks, however it was when saved.
     """
     weights = load_file(checkpoint.folder / _WEIGHTS)
     moments: dict[str, dict[str, Tensor]] = {}
@@ -191,7 +198,7 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    # Tied weights share memory, which safetensors refuses; each name gets its own copy.
+    # Tied weights share memory, which safetensors refuses, so that every name gets a copy.
     frozen = _frozen(model)
     return {
         name: tensor.detach().cpu().clone()
@@ -215,7 +222,7 @@ def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Tell an obstacle to reading, such as permissions or a faulty disk, from damage."""
+    """Turn an ``OSError``, such as a lack of permission, into a UserError: it may not be damage."""
     try:
         yield
     except OSError as error:
@@ -243,7 +250,7 @@ def _verify(folder: Path) -> None:
 
 
 def _folders(root: Path) -> list[Path]:
-    """The checkpoints under ``root`` by their steps; other names are not ours."""
-    # Not by glob, which takes a folder that it may not read for an empty one.
-    found = [path for path in root.iterdir() if _NAME.fullmatch(path.name)] if root.exists() else []
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    """Return the checkpoint folders under ``root`` in the order of their steps."""
+    # ``iterdir``, since glob takes a folder without read permission for an empty one.
+    paths = [path for path in root.iterdir() if _NAME.fullmatch(path.name)] if root.exists() else []
+    return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")))

@@ -1,4 +1,4 @@
-"""What the hardware can do and what a model asks of it: matrix products and their peak."""
+"""Floating point operations: the measured peak of the hardware, and the need of a training step."""
 
 import time
 
@@ -7,13 +7,13 @@ from torch import Tensor
 
 _SIZE = {"cpu": 1024, "cuda": 8192}
 _SECONDS = 0.5
-"""Of measuring, at least: long enough for clocks to settle, short beside any run."""
+"""Least time to measure for, in seconds: long enough for clocks to settle, short beside any run."""
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating point operations a second of one large square matrix product, the best of several.
+    """Return the best rate of several large square matrix products, in FLOPs per second.
 
-    Takes about a second.
+    The measurement takes about a second.
     """
     size = _SIZE.get(device.type, 1024)
     left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
@@ -30,7 +30,7 @@ def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def wait(device: torch.device) -> None:
-    """Until ``device`` has done all that it was asked to."""
+    """Wait until ``device`` has finished all work submitted to it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -38,18 +38,19 @@ def wait(device: torch.device) -> None:
 def training_flops(
     lengths: Tensor, masked: int, *, matrices: int, decoder: int, layers: int, width: int
 ) -> float:
-    """Floating point operations of a forward and a backward, as PaLM counts them (its appendix B).
+    """Return the FLOPs of a forward and a backward pass, as PaLM counts them (its appendix B).
 
-    Six for every weight and token, of the decoder for masked tokens only, and twelve for every
-    layer, width and pair of tokens that attend to each other. Recomputation does not count.
+    Every weight of the encoder costs six operations a token, every weight of the decoder six a
+    masked token, and attention twelve a layer, hidden feature and pair of tokens that attend to
+    each other. Recomputation does not count.
 
     Args:
-        lengths: tokens of each sequence.
-        masked: tokens that reach the decoder.
-        matrices: weights of the encoder's matrices, without embeddings.
-        decoder: weights of the decoder.
-        layers: of the encoder.
-        width: of a hidden state.
+        lengths: number of tokens of each sequence.
+        masked: number of masked tokens, which alone reach the decoder.
+        matrices: number of weights in the encoder's matrices, without embeddings.
+        decoder: number of weights of the decoder.
+        layers: number of layers of the encoder.
+        width: number of features of a hidden state.
     """
     wide = lengths.double()
     products = 6 * matrices * float(wide.sum()) + 6 * decoder * masked

@@ -1,4 +1,4 @@
-"""A polite end: SIGTERM and Ctrl-C become a request that the loop honours between two steps."""
+"""Graceful stop: SIGTERM and Ctrl-C become a request that the loop honours between two steps."""
 
 import os
 import signal
@@ -8,16 +8,16 @@ from typing import Self
 
 
 class StopRequest:
-    """Remembers that the process was asked to stop, while used as a context manager.
+    """Context manager that records that the process was asked to stop.
 
-    The first signal only sets ``asked``; one that comes later acts as it does without this class,
-    so that a user who insists is obeyed at once. Those of the first seconds are the same request:
-    torchrun hands on to every rank what terminal or scheduler have sent to all of them.
+    The first signal only sets ``asked``; a later one has its usual effect, so that a second Ctrl-C
+    ends the process at once. Signals within ``_ONE_REQUEST`` seconds of the first count as the same
+    request, since torchrun forwards to every rank what the terminal or scheduler has sent to all.
     """
 
     _SIGNALS = (signal.SIGTERM, signal.SIGINT)
     _ONE_REQUEST = 2.0
-    """Seconds."""
+    """Seconds after the first signal in which further ones count as the same request."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -25,7 +25,7 @@ class StopRequest:
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
-        self._previous = {each: signal.signal(each, self._note) for each in self._SIGNALS}
+        self._previous = {number: signal.signal(number, self._note) for number in self._SIGNALS}
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -39,5 +39,5 @@ class StopRequest:
             os.kill(os.getpid(), number)
 
     def _restore(self) -> None:
-        for each, handler in self._previous.items():
-            signal.signal(each, handler)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What a run tells of its steps: ``metrics.jsonl``, trackers, and a bar or lines for a reader."""
+"""Metrics of a run's steps: ``metrics.jsonl``, trackers, and a progress bar or lines of a log."""
 
 import importlib.util
 import json
@@ -19,7 +19,7 @@ from embedkit.storage.atomic import write_text
 
 
 class Tracker(Protocol):
-    """Something that is told the numbers of every step."""
+    """Interface of an experiment tracker, which receives the metrics of every step."""
 
     def log(self, values: Mapping[str, float], step: int) -> None: ...
 
@@ -27,12 +27,12 @@ class Tracker(Protocol):
 
 
 class Metrics:
-    """Collects the numbers of each step and writes them in blocks; a context manager.
+    """Context manager that collects the metrics of each step and writes them in blocks.
 
-    Numbers may be tensors on a device: they are read when a block is written, so that the loop
-    does not wait for the device at every step. Where ``peak_flops`` states what the hardware
-    could do, in floating point operations a second, ``flops`` of a step become ``mfu``, the share
-    of it in use.
+    Values may be tensors on a device: they are read when a block is written, so that the loop does
+    not wait for the device at every step. If ``peak_flops``, the peak of the hardware in floating
+    point operations per second, is given, ``flops`` of a step are replaced by ``mfu``, the share of
+    the peak that the step used.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Metrics:
         self._waiting: list[dict[str, Any]] = []
 
     def cut(self, steps: int) -> None:
-        """Drop the lines of steps that a resumed run is going to take again."""
+        """Remove the lines after step ``steps`` from the file, since a resumed run repeats them."""
         if not self._path.exists():
             return
         kept = []
@@ -54,11 +54,11 @@ class Metrics:
         write_text(self._path, "".join(kept))
 
     def add(self, step: int, source: str, values: Mapping[str, float | Tensor]) -> None:
-        """Note one step; ``step`` counts from 1."""
+        """Store the metrics of one step until the next ``write``; ``step`` counts from 1."""
         self._waiting.append({"step": step, "source": source, **values})
 
     def write(self) -> list[dict[str, Any]]:
-        """Write what was noted since the last time, and return it as plain numbers."""
+        """Write the metrics added since the last ``write``, and return them as plain numbers."""
         lines = [{name: _plain(value) for name, value in line.items()} for line in self._waiting]
         self._waiting = []
         if self._peak_flops is not None:
@@ -80,7 +80,7 @@ class Metrics:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Write what is left, and let the trackers finish."""
+        """Write the metrics not yet written, and close the trackers."""
         if self._waiting:
             self.write()
         for tracker in self._trackers:
@@ -88,15 +88,15 @@ class Metrics:
 
 
 class Progress:
-    """Shows how far some work has come: a bar on a terminal, a line for each remark elsewhere.
+    """Context manager that shows progress: a bar on a terminal, a line for each remark elsewhere.
 
-    A context manager. A line is flushed at once, so that a log can be followed while it grows.
+    Lines are flushed at once, so that a log can be followed while it grows.
     """
 
     def __init__(self, console: Console, work: str, total: int, done: int = 0) -> None:
         self._console, self._work, self._total, self._done = console, work, total, done
         self._start, self._began = done, time.monotonic()
-        # In a narrow terminal the bar gives way, and the numbers stay whole.
+        # In a narrow terminal the bar shrinks, and the numbers are not wrapped.
         whole = Column(no_wrap=True)
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}"),
@@ -111,12 +111,12 @@ class Progress:
         self._task = self._bar.add_task(work, total=total, completed=done, remark="")
 
     def advance(self) -> None:
-        """Count one more that is done."""
+        """Count one more item as done."""
         self._done += 1
         self._bar.advance(self._task)
 
     def remark(self, text: str) -> None:
-        """Say something of what was done last; at least one has to be done."""
+        """Show ``text`` about the latest item; ``advance`` must have been called before."""
         self._bar.update(self._task, remark=text)
         if not self._console.is_terminal:
             pace = (time.monotonic() - self._began) / (self._done - self._start)
@@ -134,7 +134,7 @@ class Progress:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """See whether the trackers that a recipe asks for are there.
+    """Verify that the packages of a recipe's trackers are installed.
 
     Raises:
         UserError: a tracker's package is not installed.
@@ -148,7 +148,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Tracker]:
-    """Start the trackers that a recipe asks for."""
+    """Start the trackers of a recipe, which write into ``folder`` and store ``config``."""
     kinds: dict[str, Callable[..., Tracker]]
     kinds = {"tensorboard": _TensorBoard, "wandb": _RunTracker, "trackio": _RunTracker}
     return [kinds[name](name, folder, config) for name in names]
@@ -169,7 +169,7 @@ class _TensorBoard:
 
 
 class _RunTracker:
-    """wandb, and trackio, which has the same interface."""
+    """Tracker for wandb, and for trackio, which has the same interface."""
 
     def __init__(self, name: str, folder: Path, config: Mapping[str, Any]) -> None:
         self._module = importlib.import_module(name)

@@ -9,10 +9,11 @@ from embedkit.recipe import Optim
 
 
 def lr_at(step: int, steps: int, optim: Optim) -> float:
-    """The learning rate of update number ``step`` (from 0) in a run of ``steps`` updates.
+    """Return the learning rate of update number ``step`` (from 0) in a run of ``steps`` updates.
 
-    Warm-up is linear and reaches ``optim.lr`` after ``warmup_steps`` updates; then the rate stays,
-    or falls to ``min_lr_ratio`` of itself at ``decay_until`` of the run, and stays there.
+    Warm-up is linear and reaches ``optim.lr`` after ``warmup_steps`` updates; then the rate stays
+    constant, or falls to ``optim.lr * min_lr_ratio`` at the share ``decay_until`` of the run, and
+    stays there.
     """
     if step < optim.warmup_steps:
         return optim.lr * (step + 1) / (optim.warmup_steps + 1)
@@ -25,14 +26,14 @@ def lr_at(step: int, steps: int, optim: Optim) -> float:
 
 
 def build_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
-    """AdamW or Adam over the trainable parameters; vectors (norms, biases) do not decay."""
-    trainable = [each for each in model.parameters() if each.requires_grad]
+    """Return AdamW or Adam over the trainable parameters, without decay of norms and biases."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.ndim > 1], "weight_decay": optim.weight_decay},
         {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
     ]
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[optim.name]
-    # The fused update is one kernel per group instead of a dozen per tensor.
+    # The fused update launches one kernel per group instead of a dozen per tensor.
     return kind(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
 
 

@@ -22,24 +22,24 @@ EvaluatorT = TypeVar("EvaluatorT", bound="Evaluator")
 
 
 class Evaluator(Protocol):
-    """What looks at a model while it is trained. Called on every rank."""
+    """Interface of an evaluator that measures a model during training; called on every rank."""
 
     def before(self, start: int) -> None:
-        """Measure before the first step, or before the step after ``start``."""
+        """Measure the model before training starts, or resumes after ``start`` steps."""
 
     def after_step(self, done: int) -> None:
-        """Measure between two steps, if it is time."""
+        """Measure the model after ``done`` steps, if an evaluation is due."""
 
 
 class TrainingJob(Protocol, Generic[BatchT, EvaluatorT]):
-    """What a run is made of, before it touches its folder."""
+    """Interface of a prepared run: its model, objective, batches, evaluator and export."""
 
     @property
     def recipe(self) -> Training: ...
 
     @property
     def facts(self) -> Mapping[str, object]:
-        """What decides whether another run is the same one."""
+        """Facts that must be equal for a run to be resumed: recipe, sources, model, ranks."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class TrainingJob(Protocol, Generic[BatchT, EvaluatorT]):
 
     @property
     def peak_flops(self) -> float | None:
-        """Floating point operations a second that all ranks could do at best."""
+        """Peak of all ranks together, in floating point operations per second, if known."""
         ...
 
     def batches(self, numbers: range) -> Iterator[BatchT]: ...
@@ -58,7 +58,7 @@ class TrainingJob(Protocol, Generic[BatchT, EvaluatorT]):
     def evaluator(self, folder: RunFolder) -> EvaluatorT: ...
 
     def finish(self, folder: RunFolder, evaluator: EvaluatorT) -> None:
-        """Export, and measure what is measured at the end. Called on every rank."""
+        """Export the model and run the final evaluation; called on every rank."""
         ...
 
 
@@ -70,10 +70,17 @@ def run_training(
     overwrite: bool,
     allow_world_size_change: bool,
 ) -> RunFolder:
-    """Take a run from its preparation to its end. Under torchrun, on all ranks.
+    """Prepare, train and finish a run in the folder ``path``; under torchrun, on all ranks.
+
+    Args:
+        prepare: function that builds the run on a device; the console is silent except on rank 0.
+        path: folder of the run.
+        resume: whether to continue the run in ``path`` from its newest checkpoint.
+        overwrite: whether to replace the run in ``path``.
+        allow_world_size_change: whether a resumed run may have another number of ranks.
 
     Raises:
-        UserError: the folder is not as it should be, or ``prepare`` found a mistake.
+        UserError: the folder cannot be used for the run, or ``prepare`` raised it.
         Interrupted: the run was asked to stop and has written a checkpoint.
     """
     run_folder.check(path, resume=resume, overwrite=overwrite)
@@ -109,7 +116,7 @@ def run_training(
 
 def _be_deterministic(device: torch.device) -> None:
     if device.type == "cuda":
-        # Atomic additions in another order would make a resumed run another run.
+        # Atomic additions in a different order would change the numbers of a resumed run.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -130,8 +137,8 @@ def _restore(
     allow_world_size_change: bool,
     console: Console,
 ) -> int:
-    # By one rank, since it renames what is damaged.
-    found, remarks = distributed.on_main(
+    # On rank 0 alone, since damaged checkpoints are renamed.
+    newest, remarks = distributed.on_main(
         partial(
             run_folder.newest_checkpoint,
             folder,
@@ -141,11 +148,11 @@ def _restore(
     )
     for remark in remarks:
         console.print(f"note: {remark}", highlight=False, markup=False, soft_wrap=True)
-    if found is None:
+    if newest is None:
         return 0
-    trainer.restore(found)
-    console.print(f"resuming after step {found.step}", highlight=False)
-    return found.step
+    trainer.restore(newest)
+    console.print(f"resuming after step {newest.step}", highlight=False)
+    return newest.step
 
 
 def _begin(

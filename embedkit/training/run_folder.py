@@ -1,4 +1,4 @@
-"""The folder of a run: claimed once, never overwritten unasked, resumed only by the same run."""
+"""The folder of a run: overwritten only on request, resumed only by the same run."""
 
 import json
 import platform
@@ -27,8 +27,8 @@ _NEUTRAL = (
     "evaluation.",
     "held_out.",
 )
-"""Keys that cannot change what is trained: a resumed run may have other values. A batch table is
-known by its hash among the sources, wherever it lies."""
+"""Recipe keys that do not affect training, so that a resumed run may change them. The content of a
+batch table is compared by its hash among the sources, so that its path may change."""
 
 _FILES = ("recipe.toml", "run.json", "metrics.jsonl", "held_out.jsonl")
 
@@ -41,14 +41,14 @@ _ENTRIES = {
     "tensorboard",
     "wandb",
 }
-"""Names of what a run writes into its folder."""
+"""Names of the files and folders that a run writes into its folder."""
 
 _PACKAGES = ("embedkit-neobert", "torch", "transformers", "sentence-transformers", "mteb")
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where the files of a run lie."""
+    """Paths of the files and folders of a run."""
 
     path: Path
 
@@ -70,11 +70,11 @@ class RunFolder:
 
 
 def check(path: Path, *, resume: bool, overwrite: bool) -> None:
-    """See whether ``path`` may become the folder of a run; changes nothing.
+    """Verify that ``path`` may become the folder of a run; change nothing.
 
     Raises:
-        UserError: something lies there, and neither ``resume`` nor ``overwrite`` was asked for; or
-            one of them was, and it is not a run; or a user's own files would be lost.
+        UserError: the folder is not empty, and neither ``resume`` nor ``overwrite`` is set; or one
+            of them is set, and the folder is not a run; or a user's own files would be lost.
     """
     if resume and overwrite:
         raise UserError("--resume and --overwrite exclude each other")
@@ -94,14 +94,14 @@ def check(path: Path, *, resume: bool, overwrite: bool) -> None:
         )
     if overwrite:
         _refuse_foreign(path)
-    # A resumed run writes both anew; better to hear of an obstacle now than at its end.
+    # A resumed run replaces both at its end; an obstacle is better reported before training.
     check_replaceable(path / "model", "a model")
     check_replaceable(path / "eval" / "tasks", "held-out tasks")
 
 
 def _refuse_foreign(path: Path) -> None:
-    # A killed export leaves hidden folders beside the model.
-    names = {each.name for each in path.iterdir() if not each.name.startswith(".model.embedkit-")}
+    # An export that was killed leaves hidden folders beside the model.
+    names = {file.name for file in path.iterdir() if not file.name.startswith(".model.embedkit-")}
     if foreign := sorted(names - _ENTRIES):
         raise UserError(
             f"{path}: is not replaced, since no run of embedkit wrote {', '.join(foreign)} there; "
@@ -110,12 +110,16 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def claim(path: Path, *, resume: bool, overwrite: bool) -> RunFolder:
-    """Make ``path`` the folder of this run; raises as ``check`` does."""
+    """Create the folder ``path`` for this run, or replace it with ``overwrite``.
+
+    Raises:
+        UserError: ``check`` refuses the folder, or it cannot be created.
+    """
     check(path, resume=resume, overwrite=overwrite)
     try:
         if overwrite:
-            with set_aside(path) as place:
-                place.mkdir(parents=True)
+            with set_aside(path) as new_folder:
+                new_folder.mkdir(parents=True)
         else:
             path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -126,7 +130,9 @@ def claim(path: Path, *, resume: bool, overwrite: bool) -> RunFolder:
 
 
 def describe(folder: RunFolder, recipe: Training, facts: Mapping[str, Any]) -> None:
-    """Write ``recipe.toml`` as resolved, and ``run.json``: versions, hardware and ``facts``."""
+    """Write the resolved recipe to ``recipe.toml``, and versions, hardware and ``facts`` to
+    ``run.json``.
+    """
     record = {
         "versions": {name: _version(name) for name in _PACKAGES},
         "python": platform.python_version(),
@@ -134,7 +140,7 @@ def describe(folder: RunFolder, recipe: Training, facts: Mapping[str, Any]) -> N
         "threads": torch.get_num_threads(),
         **facts,
     }
-    # First, since it is what makes a folder a run, which --resume and --overwrite go by.
+    # run.json is written first, since --resume and --overwrite recognise a run by it.
     write_json(folder.path / "run.json", record)
     tables = recipe.model_dump(mode="json", exclude_none=True)
     write_text(folder.path / "recipe.toml", tomli_w.dumps(tables))
@@ -143,26 +149,27 @@ def describe(folder: RunFolder, recipe: Training, facts: Mapping[str, Any]) -> N
 def newest_checkpoint(
     folder: RunFolder, facts: Mapping[str, Any], *, allow_world_size_change: bool
 ) -> tuple[checkpoint.Checkpoint | None, list[str]]:
-    """The checkpoint to continue from, and remarks for the user; sets newer, damaged ones aside.
+    """Return the checkpoint to continue from, and remarks for the user.
 
-    Changes nothing where it raises.
+    Newer checkpoints that are damaged are set aside. Nothing is changed if an error is raised.
 
     Raises:
         UserError: recipe, data, model, world size, or the version of a loss, reader or pooling
-            that another distribution brings, are not those that the run had; or there are
-            checkpoints, but none is whole or one cannot be read.
+            of another distribution differ from those of the run; or there are checkpoints, but
+            none is undamaged or one cannot be read.
     """
-    found, broken = checkpoint.newest(folder.checkpoints)
-    if found is None and broken:
+    newest, broken = checkpoint.newest(folder.checkpoints)
+    if newest is None and broken:
         raise UserError(
             f"{folder.checkpoints}: no checkpoint is whole "
-            f"({'; '.join(f'{each.folder.name}: {each.reason}' for each in broken)}): restore one "
-            "from a backup, or begin anew with --overwrite or another --output; nothing was changed"
+            f"({'; '.join(f'{error.folder.name}: {error.reason}' for error in broken)}): restore "
+            "one from a backup, or begin anew with --overwrite or another --output; nothing was "
+            "changed"
         )
-    if found is None:
+    if newest is None:
         _refuse_changes(folder, "run.json", _begun(folder), facts)
         return None, ["no checkpoint yet: starting from step 0"]
-    then, remarks = found.facts, []
+    then, remarks = newest.facts, []
     if then["world_size"] != facts["world_size"]:
         if not allow_world_size_change:
             _refuse_world_size(folder, then, facts)
@@ -173,28 +180,28 @@ def newest_checkpoint(
             f"{then['threads']} threads then, {facts['threads']} now: the numbers will agree only "
             "to rounding"
         )
-    aside = [f"{each}; set aside as {checkpoint.set_aside(each.folder).name}" for each in broken]
-    return found, aside + remarks
+    aside = [f"{error}; set aside as {checkpoint.set_aside(error.folder).name}" for error in broken]
+    return newest, aside + remarks
 
 
 def _begun(folder: RunFolder) -> Mapping[str, Any]:
-    """The facts of a run that has no checkpoint yet.
+    """Return the facts of a run that has no checkpoint yet, from its ``run.json``.
 
     Raises:
-        UserError: they cannot be read.
+        UserError: the file cannot be read or lacks a fact.
     """
     path = folder.path / "run.json"
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        facts = {kind: told[kind] for kind in ("sources", "model")}
-        facts["extensions"] = told.get("extensions", {})
+        record = json.loads(path.read_text(encoding="utf-8"))
+        facts = {kind: record[kind] for kind in ("sources", "model")}
+        facts["extensions"] = record.get("extensions", {})
     except (ValueError, LookupError, TypeError):
         raise UserError(
             f"{path}: is damaged, and there is no checkpoint to go on from; begin anew with "
             "--overwrite or another --output"
         ) from None
-    # Earlier versions kept the recipe in its own file alone.
-    facts["recipe"] = told.get("recipe") or read_toml(folder.path / "recipe.toml")
+    # Earlier versions stored the recipe in recipe.toml alone.
+    facts["recipe"] = record.get("recipe") or read_toml(folder.path / "recipe.toml")
     return facts
 
 
@@ -227,7 +234,7 @@ def _refuse_world_size(
 
 def _recipe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     changes = differences(_stated(with_new_names(then, "the run")[0]), _stated(now))
-    # With a constant rate no step knows how many there are, and none draws other rows.
+    # With a constant rate no step depends on their number, so that a run may be extended.
     longer = (now["steps"] or 0) >= (then.get("steps") or 0)
     endless = now["optim"]["schedule"] == "constant" and longer
     neutral = (*_NEUTRAL, "steps:") if endless else _NEUTRAL
@@ -235,14 +242,14 @@ def _recipe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 
 
 def _stated(value: Any) -> Any:
-    """A recipe without its nulls, which ``recipe.toml`` cannot hold."""
+    """Return a recipe without its null values, which ``recipe.toml`` cannot hold."""
     if isinstance(value, Mapping):
-        return {key: _stated(each) for key, each in value.items() if each is not None}
-    return [_stated(each) for each in value] if isinstance(value, list) else value
+        return {key: _stated(item) for key, item in value.items() if item is not None}
+    return [_stated(item) for item in value] if isinstance(value, list) else value
 
 
 def _shortened(hashes: Mapping[str, str]) -> dict[str, str]:
-    return {name: each[:12] for name, each in hashes.items()}
+    return {name: digest[:12] for name, digest in hashes.items()}
 
 
 def _hardware() -> str:

@@ -1,4 +1,4 @@
-"""The loop: batches in, steps, checkpoints and metrics out. It knows no loss and no data set."""
+"""The training loop: batches in, steps, checkpoints and metrics out. It knows no loss or data."""
 
 import math
 import time
@@ -21,7 +21,7 @@ from embedkit.training.optim import build_optimizer, lr_at, set_lr
 
 
 class Batch(Protocol):
-    """What the loop asks of a batch."""
+    """Interface that the training loop requires of a batch."""
 
     @property
     def source(self) -> str: ...
@@ -34,21 +34,21 @@ BatchT_contra = TypeVar("BatchT_contra", bound=Batch, contravariant=True)
 
 
 class Objective(Protocol[BatchT_contra]):
-    """What turns a batch into gradients."""
+    """Interface of an objective, which turns a batch into gradients."""
 
     def backward(
         self, model: nn.Module, batch: BatchT_contra, *, key: int, scale: float
     ) -> dict[str, Tensor]:
         """Add ``scale`` times the gradient of the batch's loss; return the batch's metrics.
 
-        The metrics are scalars over all ranks, ``loss`` and the number of ``tokens`` among them.
+        The metrics are scalars over all ranks, and include ``loss`` and the number of ``tokens``.
         torch's generator is seeded with ``key`` before every call.
         """
         ...
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the run stopped as it was asked to
-    """The run was asked to stop and has written a checkpoint after ``step`` steps."""
+    """Signal that the run was asked to stop and has written a checkpoint after ``step`` steps."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"stopped after step {step}")
@@ -59,15 +59,15 @@ class Trainer(Generic[BatchT]):
     """Trains a model for a number of steps.
 
     Args:
-        model: on its device, in fp32.
-        objective: what turns a batch into gradients.
-        batches: batch numbers to batches, in order; a step takes
-            ``gradient_accumulation_steps`` of them.
-        recipe: seed, steps, optimizer, and how often to log and save.
-        folder: of the run; ``checkpoints/`` and ``metrics.jsonl`` are written there.
-        facts: stored in every checkpoint.
-        metrics: where the numbers of each step go.
-        after_step: called on every rank between two steps, with the number of steps done.
+        model: model in fp32, on the device to train on.
+        objective: objective that turns a batch into gradients.
+        batches: function that yields the batches of a range of batch numbers, in order; a step
+            takes ``gradient_accumulation_steps`` of them.
+        recipe: settings with seed, steps, optimizer, and how often to log and save.
+        folder: folder of the run, in which ``checkpoints/`` is written.
+        facts: facts stored in every checkpoint and compared when a run is resumed.
+        metrics: writer that receives the metrics of each step.
+        after_step: function called on every rank between two steps, with the number of steps done.
     """
 
     def __init__(
@@ -91,17 +91,17 @@ class Trainer(Generic[BatchT]):
         self._device = next(model.parameters()).device
 
     def restore(self, found: checkpoint.Checkpoint) -> None:
-        """Continue from a checkpoint of the same run."""
+        """Load weights and optimizer moments from a checkpoint of the same run."""
         checkpoint.restore(found, self._model, self._optimizer)
 
     def fit(self, start: int = 0) -> None:
-        """Take the steps from ``start`` to the end.
+        """Train from step ``start`` to the last step of the recipe.
 
         Raises:
-            Interrupted: SIGTERM or Ctrl-C came, and a checkpoint was written.
+            Interrupted: SIGTERM or Ctrl-C was received, and a checkpoint was written.
         """
         if 0 < start < self._steps:
-            # A run that was stopped or killed here did not come to it.
+            # A run that was stopped or killed after its checkpoint has not called it yet.
             self._after_step(start)
         per_step = self._recipe.optim.gradient_accumulation_steps
         numbers = range(start * per_step, self._steps * per_step)
@@ -146,7 +146,7 @@ class Trainer(Generic[BatchT]):
         lr = lr_at(step, self._steps, optim)
         set_lr(self._optimizer, lr)
         self._optimizer.step()
-        stacked = {name: torch.stack([each[name] for each in collected]) for name in collected[0]}
+        stacked = {key: torch.stack([values[key] for values in collected]) for key in collected[0]}
         means = {k: v.sum() if k == "tokens" else v.mean() for k, v in stacked.items()}
         return batch.source, {**means, "lr": lr, "grad_norm": norm}
 
@@ -168,7 +168,7 @@ class Trainer(Generic[BatchT]):
         progress.advance()
         saving = done % self._recipe.checkpoints.every == 0
         if flush or saving or done % self._recipe.logging.every == 0 or done == self._steps:
-            # What cannot go on ends on every rank.
+            # ``on_main`` raises on every rank, so that a loss that is not finite ends all of them.
             progress.remark(distributed.on_main(lambda: _line(self._metrics.write())))
 
     def _save(self, done: int) -> None:
@@ -181,10 +181,10 @@ class Trainer(Generic[BatchT]):
 
 
 def _line(block: Sequence[Mapping[str, Any]]) -> str:
-    """Sum up the steps that were written last in a few words.
+    """Return a one-line summary of a block of metrics: loss, learning rate, source, tokens/s.
 
     Raises:
-        UserError: a loss or a gradient is not finite.
+        UserError: a loss or a gradient norm is not finite.
     """
     for line in block:
         if not math.isfinite(line["loss"] + line["grad_norm"]):

@@ -123,7 +123,7 @@ def test_rows_of_one_label_are_never_negatives_of_each_other(
     assert opened.layout.unused == []
 
 
-def test_a_mined_source_keeps_its_scores(model: Embedder, tmp_path: Path) -> None:
+def test_a_mined_source_keeps_its_scores(model: EmbeddingModel, tmp_path: Path) -> None:
     rows = [{**row, "match": number / 2} for number, row in enumerate(ROWS)]
     records = Records.from_rows(rows, columns={"score": "match"})
     mine(records, model, tmp_path / "mined", **ALL)
