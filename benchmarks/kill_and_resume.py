@@ -4,7 +4,7 @@ Usage::
 
     python benchmarks/kill_and_resume.py [--kills 5] [--recipe starter] [--set KEY=VALUE ...]
 
-Without ``--recipe``, a small one is trained: two layers on text of its own, in a minute. Otherwise
+Without ``--recipe``, a small one is trained: two layers on random words, in a minute. Otherwise
 any recipe will do; its evaluation is left out. Exit code 1: the two runs end in other weights,
 moments or metrics.
 """
@@ -17,17 +17,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import harness
 import tomli_w
 
 WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jetty")
 
 
 def write_small_recipe(folder: Path) -> Path:
-    """A recipe for two random layers, with dropout, gradient caching, accumulation and workers."""
+    """Write a recipe for two random layers, with dropout, gradient caching and accumulation."""
     from transformers import AutoTokenizer, BertConfig, BertModel
 
     rng = random.Random(0)
@@ -59,7 +61,7 @@ def write_small_recipe(folder: Path) -> Path:
 
 
 def start(words: list[str], output: Path, *, resume: bool) -> "subprocess.Popen[bytes]":
-    """Start ``embedkit finetune``; a run that is a run already is resumed."""
+    """Start ``embedkit finetune``, to resume the run in ``output`` or to begin one."""
     command = [sys.executable, "-m", "embedkit_cli", "finetune", "--output", str(output), *words]
     return subprocess.Popen(
         [*command, "--resume"] if resume else command, stdout=subprocess.DEVNULL
@@ -67,7 +69,7 @@ def start(words: list[str], output: Path, *, resume: bool) -> "subprocess.Popen[
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
-    """The whole lines of ``metrics.jsonl``, without what time each step took."""
+    """Read the whole lines of ``metrics.jsonl``, without the time that a step took."""
     path = run / "metrics.jsonl"
     text = path.read_text() if path.exists() else ""
     lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -75,14 +77,14 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 
 def state_of(run: Path) -> dict[str, str]:
-    """The hashes of weights and moments in the newest checkpoint."""
+    """Read the hashes of weights and moments in the newest checkpoint."""
     newest = max((run / "checkpoints").glob("step-*"))
     hashes: dict[str, str] = json.loads((newest / "sha256.json").read_text())
-    return {name: each for name, each in hashes.items() if name != "state.json"}
+    return {name: digest for name, digest in hashes.items() if name != "state.json"}
 
 
 def kill_after(run: Path, process: "subprocess.Popen[bytes]", step: int, delay: float) -> bool:
-    """Kill the run ``delay`` seconds after it has told of ``step``; whether it was still there."""
+    """Kill the run ``delay`` seconds after it has logged ``step``; whether it was still there."""
     while process.poll() is None:
         if (lines := lines_of(run)) and lines[-1]["step"] >= step:
             time.sleep(delay)
@@ -93,50 +95,57 @@ def kill_after(run: Path, process: "subprocess.Popen[bytes]", step: int, delay: 
     return False
 
 
-def main() -> None:
-    """Run, kill, resume, compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--recipe")
+def kill_and_resume(
+    words: list[str], broken: Path, steps: int, rng: random.Random, kills: int
+) -> None:
+    """Start a run, kill it at random moments, resume it each time, and let it end at last."""
+    for step in sorted(rng.sample(range(1, steps), kills)):
+        process = start(words, broken, resume=(broken / "run.json").exists())
+        if not kill_after(broken, process, step, rng.uniform(0, 0.5)):
+            print("the run was over before it was killed")
+            break
+        lines = lines_of(broken)
+        saved = sorted(folder.name for folder in (broken / "checkpoints").glob("step-*"))
+        newest = saved[-1] if saved else "no checkpoint"
+        logged = lines[-1]["step"] if lines else 0
+        print(f"killed after step {logged}; on disk: {newest}", flush=True)
+    if start(words, broken, resume=True).wait():
+        sys.exit("the killed run could not be resumed")
+
+
+def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = harness.make_parser(__doc__)
+    parser.add_argument("--recipe", help="A name under recipes/ or a path. Default: a small one.")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6)
-    options = parser.parse_args()
-    rng = random.Random(options.seed)
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    """Run, kill, resume, compare."""
+    options = read_options()
     print(f"seed {options.seed}", flush=True)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
         os.environ.setdefault("EMBEDKIT_CACHE", str(folder / "cache"))
         recipe = options.recipe or str(write_small_recipe(folder))
         settings = ["evaluation={}", "logging.every=1", *options.set]
-        words = ["--recipe", recipe, *(word for each in settings for word in ("--set", each))]
+        words = ["--recipe", recipe, *(f"--set={setting}" for setting in settings)]
         whole, broken = folder / "whole", folder / "broken"
         if start(words, whole, resume=False).wait():
             sys.exit("the unbroken run failed")
         steps = len(lines_of(whole))
         print(f"unbroken: {steps} steps, weights {state_of(whole)['model.safetensors'][:16]}")
-        for step in sorted(rng.sample(range(1, steps), options.kills)):
-            process = start(words, broken, resume=(broken / "run.json").exists())
-            delay = rng.uniform(0, 0.5)
-            if not kill_after(broken, process, step, delay):
-                print("the run was over before it was killed")
-                break
-            told = lines_of(broken)
-            saved = sorted(each.name for each in (broken / "checkpoints").glob("step-*"))
-            newest = saved[-1] if saved else "no checkpoint"
-            print(
-                f"killed after step {told[-1]['step'] if told else 0}; on disk: {newest}",
-                flush=True,
-            )
-        if start(words, broken, resume=True).wait():
-            sys.exit("the killed run could not be resumed")
+        kill_and_resume(words, broken, steps, random.Random(options.seed), options.kills)
         print(f"resumed: weights {state_of(broken)['model.safetensors'][:16]}")
         same = {
             "weights and moments": state_of(broken) == state_of(whole),
             "metrics": lines_of(broken) == lines_of(whole),
         }
-        for what, equal in same.items():
-            print(f"{what}: {'equal bit for bit' if equal else 'DIFFERENT'}")
-        sys.exit(0 if all(same.values()) else 1)
+    for what, equal in same.items():
+        print(f"{what}: {'equal bit for bit' if equal else 'DIFFERENT'}")
+    sys.exit(0 if all(same.values()) else 1)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ if __name__ == "__main__":
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -23,12 +25,12 @@ SMOOTHED = 25
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The records of a file of JSON lines."""
+    """Read the records of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def draw(runs: list[Path], output: Path) -> None:
-    """One colour a run: a line for the training loss, points for the held-out losses."""
+    """Draw a line for the training loss of each run, and points for its held-out losses."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for number, run in enumerate(runs):
@@ -41,10 +43,10 @@ def draw(runs: list[Path], output: Path) -> None:
         axes.plot(ends, smooth, color=color, alpha=0.5, label=f"{run.name}, training")
         held_out = lines_of(run / "held_out.jsonl")
         for source in dict.fromkeys(line["source"] for line in held_out):
-            own = [line for line in held_out if line["source"] == source]
-            places = [tokens[line["step"] - 1] if line["step"] else 0.0 for line in own]
-            found = [line["loss"] for line in own]
-            axes.plot(places, found, "o-", color=color, label=f"{source}, held out")
+            lines = [line for line in held_out if line["source"] == source]
+            read = [tokens[line["step"] - 1] if line["step"] else 0.0 for line in lines]
+            losses = np.array([line["loss"] for line in lines])
+            axes.plot(read, losses, "o-", color=color, label=f"{source}, held out")
             color = f"C{int(color[1:]) + 1}"
     axes.set_xlabel("million tokens read")
     axes.set_ylabel("loss, nats a masked token")
@@ -54,12 +56,16 @@ def draw(runs: list[Path], output: Path) -> None:
     figure.savefig(output)
 
 
+def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = harness.make_parser(__doc__)
+    parser.add_argument("runs", type=Path, nargs="+", help="Folders of embedkit pretrain.")
+    parser.add_argument("--output", type=Path, required=True, help="The picture, such as x.svg.")
+    return parser.parse_args(words)
+
+
 def main() -> None:
-    """Read the command line and draw."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("--output", type=Path, required=True)
-    options = parser.parse_args()
+    """Read the runs and draw."""
+    options = read_options()
     draw(options.runs, options.output)
 
 

@@ -22,16 +22,14 @@ if __name__ == "__main__":
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+import harness
 import psutil
-import resident
 import torch
 from torch.multiprocessing.spawn import start_processes
 from transformers import AutoModel, BertConfig, BertModel
@@ -48,13 +46,13 @@ from embedkit.tokens.batch import TokenBatch
 QUERY, DOCUMENT = 4, 8
 CHUNK_TOKENS = 1024
 BATCHES = (256, 512, 1024, 2048, 4096, 8192)
-RESULTS = Path(__file__).parent / "results" / "memory.md"
 TITLE = "Peak memory of a contrastive step against its batch"
-MIB = 2**20
+COLUMNS = ("model", "batch", "cached, MiB", "of it vectors, MiB", "with freed blocks kept, MiB",
+           "not cached, MiB", "cached, s")  # fmt: skip
 
 
 def embedder(name: str) -> Embedder:
-    """``small``, two random layers of 128, or any name that embedkit knows, without dropout."""
+    """Return ``small``, two random layers, or load any name that embedkit knows; no dropout."""
     tokenizer = hub.load_tokenizer("starter")
     if name == "small":
         torch.manual_seed(0)
@@ -82,7 +80,7 @@ def embedder(name: str) -> Embedder:
 
 
 def sequences(count: int, length: int, seed: int) -> TokenBatch:
-    """Random ids, the same at every call."""
+    """Draw random ids, the same at every call."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(1000, 4000, (count * length,), generator=generator)
     offsets = torch.arange(count + 1) * length
@@ -90,7 +88,7 @@ def sequences(count: int, length: int, seed: int) -> TokenBatch:
 
 
 def batch_of(size: int, mine: slice) -> ContrastiveBatch:
-    """The rows ``mine`` of a batch of ``size`` pairs, each with texts of its own."""
+    """Return the rows ``mine`` of a batch of ``size`` pairs that share no text."""
     rows = torch.arange(size)[mine]
     return ContrastiveBatch(
         source="random",
@@ -105,8 +103,8 @@ def batch_of(size: int, mine: slice) -> ContrastiveBatch:
     )
 
 
-def measured(name: str, size: int, micro_batch_tokens: int | None) -> dict[str, float]:
-    """One step of this rank: its loss, seconds, and MiB at most beyond those before it."""
+def measure_step(name: str, size: int, micro_batch_tokens: int | None) -> dict[str, float]:
+    """Make one step of this rank; its loss, its seconds, and MiB at most beyond those before it."""
     model = embedder(name)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -118,57 +116,53 @@ def measured(name: str, size: int, micro_batch_tokens: int | None) -> dict[str, 
     # What the first forward allocates for good is of no batch.
     with torch.no_grad():
         model(batch.queries.select(torch.arange(8)))
-    before = resident.bytes_now()
-    resident.forget()
-    start = time.perf_counter()
-    metrics = objective.backward(model, batch, key=0, scale=1.0)
-    seconds = time.perf_counter() - start
+
+    def step() -> tuple[float, float]:
+        began = time.perf_counter()
+        metrics = objective.backward(model, batch, key=0, scale=1.0)
+        return float(metrics["loss"]), time.perf_counter() - began
+
+    (loss, seconds), peak = harness.peak_beyond(step)
     vectors = 2 * size * model.backbone.width * 4
     return {
-        "loss": float(metrics["loss"]),
+        "loss": loss,
         "seconds": seconds,
-        "peak": (resident.bytes_at_most() - before) / MIB,
-        # Of queries and documents, and their gradients.
-        "vectors": 2 * vectors / MIB,
+        "peak": peak / harness.MIB,
+        # The vectors of queries and documents, and their gradients.
+        "vectors": 2 * vectors / harness.MIB,
     }
 
 
-def in_a_process(name: str, size: int, *, cached: bool, returned: bool) -> dict[str, float]:
-    """``measured``, in a process that has made no step before."""
-    words = [sys.executable, __file__, "--one", name, str(size), str(int(cached))]
-    environment = os.environ | (resident.RETURNED if returned else {})
-    done = subprocess.run(words, check=True, capture_output=True, text=True, env=environment)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def on_ranks(name: str, size: int, ranks: int) -> dict[str, float]:
-    """One step with the negatives of all ranks: the largest of what they measured."""
+def step_on_ranks(name: str, size: int, ranks: int) -> dict[str, float]:
+    """Make one step with the negatives of all ranks; the largest of what they measured."""
     with tempfile.TemporaryDirectory() as folder:
         start_processes(_rank, (ranks, folder, name, size), nprocs=ranks, start_method="spawn")
-        found = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
-    return {key: max(each[key] for each in found) for key in found[0]}
+        steps = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+    return {key: max(step[key] for step in steps) for key in steps[0]}
 
 
 def _rank(rank: int, ranks: int, folder: str, name: str, size: int) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks
     )
-    found = measured(name, size, CHUNK_TOKENS)
+    step = measure_step(name, size, CHUNK_TOKENS)
     torch.distributed.destroy_process_group()
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(step))
 
 
-def rows_of(name: str, sizes: list[int], whole_up_to: int) -> list[list[str]]:
-    """A line of the table for each batch."""
+def rows_of(name: str, sizes: Sequence[int], whole_up_to: int) -> list[list[str]]:
+    """Measure a model; a row for each batch."""
     rows, last = [], 0.0
+    returned = harness.FREED_BLOCKS_RETURNED
     for size in sizes:
-        used = in_a_process(name, size, cached=True, returned=True)
-        kept = in_a_process(name, size, cached=True, returned=False)
+        cached = partial(measure_step, name, size, CHUNK_TOKENS)
+        used = harness.in_a_process(cached, **returned)
+        kept = harness.in_a_process(cached)
         # Twice the batch, twice the graph.
-        fits = size <= whole_up_to and 2 * last * MIB < 0.8 * psutil.virtual_memory().available
-        whole = in_a_process(name, size, cached=False, returned=True) if fits else None
-        last = whole["peak"] if whole else float("inf")
+        free = psutil.virtual_memory().available
+        fits = size <= whole_up_to and 2 * last * harness.MIB < 0.8 * free
+        whole = partial(measure_step, name, size, None)
+        last = harness.in_a_process(whole, **returned)["peak"] if fits else float("inf")
         rows.append(
             [
                 name,
@@ -176,59 +170,58 @@ def rows_of(name: str, sizes: list[int], whole_up_to: int) -> list[list[str]]:
                 f"{used['peak']:,.0f}",
                 f"{used['vectors']:,.0f}",
                 f"{kept['peak']:,.0f}",
-                f"{whole['peak']:,.0f}" if whole else "-",
+                f"{last:,.0f}" if fits else "-",
                 f"{kept['seconds']:.1f}",
             ]
         )
-        print(" ".join(rows[-1]), flush=True)
+        print(*rows[-1], flush=True)
     return rows
 
 
-def table(rows: list[list[str]]) -> str:
-    heads = ["model", "batch", "cached, MiB", "of it vectors, MiB", "with freed blocks kept, MiB"]
-    heads += ["not cached, MiB", "cached, s"]
-    lines = [heads, ["---"] + ["---:"] * (len(heads) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def compared(name: str, size: int, ranks: int) -> str:
+    """Return a sentence on one step of several ranks beside that of a single process."""
+    together = step_on_ranks(name, size, ranks)
+    alone = harness.in_a_process(partial(measure_step, name, size, CHUNK_TOKENS))
+    return (
+        f"Negatives across {ranks} ranks (gloo), {name}, batch {size:,}: loss "
+        f"{together['loss']:.6f} against {alone['loss']:.6f} in one process; "
+        f"{together['peak']:,.0f} MiB a rank, {together['seconds']:.1f} s."
+    )
+
+
+def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = harness.make_parser(__doc__, "memory.md")
+    parser.add_argument("--models", nargs="+", default=["small", "starter"])
+    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
+    parser.add_argument(
+        "--whole-up-to",
+        type=int,
+        default=max(BATCHES),
+        help="The largest batch that is also measured without gradient caching.",
+    )
+    parser.add_argument("--ranks", type=int, default=0)
+    parser.add_argument("--ranks-batch", type=int, default=4096)
+    return parser.parse_args(words)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=["small", "starter"])
-    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
-    parser.add_argument("--whole-up-to", type=int, default=max(BATCHES))
-    parser.add_argument("--ranks", type=int, default=0)
-    parser.add_argument("--ranks-batch", type=int, default=4096)
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.one:
-        name, size, cached = args.one
-        print(json.dumps(measured(name, int(size), CHUNK_TOKENS if int(cached) else None)))
-        return
-    words = " ".join(sys.argv[1:])
-    text = [
-        f"## `python benchmarks/memory_vs_batch.py {words}`\n",
-        f"{datetime.now(UTC):%Y-%m-%d}, CPU, torch {torch.__version__}, fp32, queries of {QUERY} "
-        f"and documents of {DOCUMENT} tokens,\nchunks of {CHUNK_TOKENS:,} tokens. MiB beyond those "
-        "of the process with model, gradients and batch in it.\n",
-        table(
-            [row for name in args.models for row in rows_of(name, args.batches, args.whole_up_to)]
-        ),
+    """Measure every batch, and add to the results."""
+    options = read_options()
+    rows = [
+        row
+        for name in options.models
+        for row in rows_of(name, options.batches, options.whole_up_to)
     ]
-    if args.ranks:
-        text.append(_compared(args.models[0], args.ranks_batch, args.ranks))
-    before = RESULTS.read_text() if RESULTS.exists() else f"# {TITLE}\n"
-    RESULTS.write_text("\n".join([before, *text]) + "\n")
-
-
-def _compared(name: str, size: int, ranks: int) -> str:
-    together, alone = (
-        on_ranks(name, size, ranks),
-        in_a_process(name, size, cached=True, returned=False),
-    )
-    return (
-        f"\nNegatives across {ranks} ranks (gloo), {name}, batch {size:,}: loss "
-        f"{together['loss']:.6f} against {alone['loss']:.6f} in one process; "
-        f"{together['peak']:,.0f} MiB a rank, {together['seconds']:.1f} s."
+    paragraphs = [harness.markdown(COLUMNS, rows)]
+    if options.ranks:
+        paragraphs.append(compared(options.models[0], options.ranks_batch, options.ranks))
+    harness.append_section(
+        options.results,
+        TITLE,
+        f"{harness.stamp(torch.device('cpu'))}, fp32, queries of {QUERY} and documents of "
+        f"{DOCUMENT} tokens,\nchunks of {CHUNK_TOKENS:,} tokens. MiB beyond those of the process "
+        "with model, gradients and batch in it.",
+        *paragraphs,
     )
 
 

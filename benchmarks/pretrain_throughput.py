@@ -17,26 +17,21 @@ to ``pretrain_memory.md``; what it counts is memory beyond model, gradients and 
 """
 
 import argparse
-import json
 import math
-import os
-import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
-import resident
 import torch
 from torch import Tensor, nn
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
+from embedkit.distributed import local_device
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM
 from embedkit.models.precision import autocast_dtype
 from embedkit.pretraining.language_model import LanguageModel
@@ -45,12 +40,17 @@ from embedkit.training import flops
 
 RATE = 0.2
 VOCABULARY = 30_522
-RESULTS = Path(__file__).parent / "results"
-_VERSIONS = ("torch", "transformers")
+VERSIONS = ("torch", "transformers")
+COLUMNS = (
+    *("date", "processor", "precision", "length", "tokens"),
+    *("embedkit tokens/s", "peer tokens/s", "ratio", "MFU", "peak TFLOP/s"),
+    *("embedkit GB", "peer GB", *VERSIONS),
+)
+MEMORY_COLUMNS = ("date", "layers", "length", "tokens", "embedkit GB", "peer GB", "torch")
 
 
 def lengths_of(workload: str, tokens: int) -> list[int]:
-    """Sequences of about ``tokens`` tokens in all: ``mixed``, or all of one length."""
+    """Return lengths of about ``tokens`` tokens in all: ``mixed``, or all the same."""
     if workload != "mixed":
         return [int(workload)] * max(1, tokens // int(workload))
     rng = np.random.default_rng(0)
@@ -61,7 +61,7 @@ def lengths_of(workload: str, tokens: int) -> list[int]:
 
 
 def inputs(lengths: list[int], device: torch.device) -> tuple[TokenBatch, Tensor, Tensor]:
-    """Random sequences, the positions of their masked tokens, and these tokens."""
+    """Draw sequences, the positions of their masked tokens, and these tokens."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1000, VOCABULARY, (sum(lengths),), generator=generator)
     positions = (torch.rand(len(ids), generator=generator) < RATE).nonzero().squeeze(1)
@@ -74,7 +74,7 @@ def inputs(lengths: list[int], device: torch.device) -> tuple[TokenBatch, Tensor
 def embedkit_step(
     model: LanguageModel, batch: TokenBatch, positions: Tensor, targets: Tensor
 ) -> float:
-    """One forward and backward; the mean loss."""
+    """Make one forward and backward; the mean loss."""
     loss, _ = model(batch, positions, targets)
     (loss / len(positions)).backward()
     return loss.item() / len(positions)
@@ -87,7 +87,7 @@ def peer_step(
     positions: Tensor,
     targets: Tensor,
 ) -> float:
-    """The same on padded rows, with logits for every token."""
+    """Make the same step on padded rows, with logits for every token."""
     ids, mask = batch.padded(0)
     flat = torch.full_like(batch.ids, -100)
     flat[positions] = targets
@@ -98,12 +98,25 @@ def peer_step(
     return loss.item()
 
 
-def models(
-    layers: int, device: torch.device, autocast: torch.dtype | None
-) -> tuple[LanguageModel, EuroBertForMaskedLM]:
-    """NeoBERT and its peer, random."""
+@dataclass(frozen=True)
+class Contenders:
+    """NeoBERT and its peer, random, and a step of each on the same inputs."""
+
+    own: LanguageModel
+    peer: EuroBertForMaskedLM
+    steps: dict[str, Callable[[], float]]
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        return {"embedkit": self.own, "peer": self.peer}
+
+
+def make_contenders(lengths: list[int], layers: int, device: torch.device) -> Contenders:
+    """Make both models and their steps on sequences of these lengths."""
+    autocast = autocast_dtype("auto", device)
+    batch = inputs(lengths, device)
     torch.manual_seed(0)
-    own = NeoBERTForMaskedLM(NeoBERTConfig(num_hidden_layers=layers))
+    network = NeoBERTForMaskedLM(NeoBERTConfig(num_hidden_layers=layers))
     config = EuroBertConfig(
         vocab_size=VOCABULARY,
         hidden_size=768,
@@ -118,170 +131,160 @@ def models(
     )
     peer = EuroBertForMaskedLM(config)
     nn.Module.to(peer, device)
-    return LanguageModel(own, autocast).to(device), peer
+    own = LanguageModel(network, autocast).to(device)
+    steps: dict[str, Callable[[], float]] = {
+        "embedkit": partial(embedkit_step, own, *batch),
+        "peer": partial(peer_step, peer, autocast, *batch),
+    }
+    return Contenders(own, peer, steps)
 
 
-def timed(step: Callable[[], float], model: nn.Module, device: torch.device) -> tuple[float, int]:
-    """Seconds of one step, and the bytes that it had on the device at most."""
+@dataclass(frozen=True)
+class Timing:
+    """What one step took."""
+
+    seconds: float
+    peak: int
+    """Bytes that the step had on a GPU at most."""
+
+
+def timed(step: Callable[[], float], model: nn.Module, device: torch.device) -> Timing:
+    """Make one step, and time it."""
     model.zero_grad()
-    if device.type == "cuda":
+    on_gpu = device.type == "cuda"
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     flops.wait(device)
     began = time.perf_counter()
     step()
     flops.wait(device)
-    seconds = time.perf_counter() - began
-    return seconds, torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+    return Timing(time.perf_counter() - began, harness.peak_bytes(device) if on_gpu else 0)
 
 
 def measure(workload: str, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Medians over the rounds, the two taking turns."""
+    """Measure both models in turns, on sequences of one workload."""
     autocast = autocast_dtype("auto", device)
     lengths = lengths_of(workload, options.tokens)
-    batch, positions, targets = inputs(lengths, device)
-    own, peer = models(options.layers, device, autocast)
+    contenders = make_contenders(lengths, options.layers, device)
     if options.compile:
-        for layer in own.network.model.transformer_encoder:
+        for layer in contenders.own.network.model.transformer_encoder:
             layer.compile()
-    steps = {
-        "embedkit": (partial(embedkit_step, own, batch, positions, targets), own),
-        "peer": (partial(peer_step, peer, autocast, batch, positions, targets), peer),
+    runs = {
+        name: partial(timed, contenders.steps[name], model, device)
+        for name, model in contenders.models.items()
     }
-    found: dict[str, list[tuple[float, int]]] = {name: [] for name in steps}
-    # The first round warms up.
-    for number in range(options.rounds + 1):
-        for name, (step, model) in steps.items():
-            result = timed(step, model, device)
-            if number:
-                found[name].append(result)
-    seconds = {name: statistics.median(each[0] for each in runs) for name, runs in found.items()}
-    encoder = own.network.model.transformer_encoder
-    operations = flops.training_flops(
-        torch.tensor(lengths),
-        len(positions),
-        matrices=sum(each.numel() for each in encoder.parameters() if each.ndim > 1),
-        decoder=own.network.decoder.weight.numel(),
-        layers=len(encoder),
-        width=768,
-    )
-    peak = flops.matmul_peak(device, autocast or torch.float32)
+    timings = harness.in_turns(runs, options.rounds, warm_up=1)
+    seconds = {
+        name: harness.Spread.of(timing.seconds for timing in rounds)
+        for name, rounds in timings.items()
+    }
+    own, peer = seconds["embedkit"].median, seconds["peer"].median
+    attainable = flops.matmul_peak(device, autocast or torch.float32)
     return {
         "workload": workload,
         "tokens": sum(lengths),
         "padded_tokens": len(lengths) * max(lengths),
-        "precision": "bf16 autocast" if autocast else "fp32",
-        "tokens_a_second": {name: sum(lengths) / each for name, each in seconds.items()},
-        "ratio": seconds["peer"] / seconds["embedkit"],
-        "mfu": operations / seconds["embedkit"] / peak,
-        "peak_tflops": peak / 1e12,
-        "memory_gb": {name: max(each[1] for each in runs) / 1e9 for name, runs in found.items()},
+        "precision": ("bf16 autocast" if autocast else "fp32")
+        + (", compiled" if options.compile else ""),
+        "seconds_a_step": {name: asdict(spread) for name, spread in seconds.items()},
+        "tokens_a_second": {"embedkit": sum(lengths) / own, "peer": sum(lengths) / peer},
+        "ratio": peer / own,
+        "mfu": operations_of(contenders.own, lengths) / own / attainable,
+        "peak_tflops": attainable / 1e12,
+        "memory_gb": {
+            name: max(timing.peak for timing in rounds) / 1e9 for name, rounds in timings.items()
+        },
     }
 
 
-def memory_in_a_process(name: str, workload: str, options: argparse.Namespace) -> float:
-    """GB that one step takes beyond model, gradients and batch, in a process of its own."""
-    words = [sys.executable, __file__, "--tokens", str(options.tokens)]
-    words += ["--layers", str(options.layers), "--one", name, "--workloads", workload]
-    environment = os.environ | resident.RETURNED
-    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    return float(done.stdout.splitlines()[-1]) / 1e9
+def operations_of(model: LanguageModel, lengths: list[int]) -> float:
+    """Return the floating point operations of a step of NeoBERT."""
+    _, masked, _ = inputs(lengths, torch.device("cpu"))
+    encoder = model.network.model.transformer_encoder
+    return flops.training_flops(
+        torch.tensor(lengths),
+        len(masked),
+        matrices=sum(weight.numel() for weight in encoder.parameters() if weight.ndim > 1),
+        decoder=model.network.decoder.weight.numel(),
+        layers=len(encoder),
+        width=768,
+    )
 
 
-def memory_of_a_step(name: str, workload: str, options: argparse.Namespace) -> int:
-    """Bytes resident at most during one step, less those before it."""
-    device = torch.device("cpu")
-    autocast = autocast_dtype("auto", device)
-    batch, positions, targets = inputs(lengths_of(workload, options.tokens), device)
-    own, peer = models(options.layers, device, autocast)
-    model: nn.Module = own if name == "embedkit" else peer
-    for parameter in model.parameters():
+def bytes_of_a_step(name: str, workload: str, tokens: int, layers: int) -> int:
+    """Make one step on the CPU; the bytes that it takes beyond model, gradients and batch."""
+    contenders = make_contenders(lengths_of(workload, tokens), layers, torch.device("cpu"))
+    for parameter in contenders.models[name].parameters():
         parameter.grad = torch.zeros_like(parameter)
-    before = resident.bytes_now()
-    resident.forget()
-    if name == "embedkit":
-        embedkit_step(own, batch, positions, targets)
-    else:
-        peer_step(peer, autocast, batch, positions, targets)
-    return resident.bytes_at_most() - before
+    return harness.peak_beyond(contenders.steps[name])[1]
 
 
-def keep_memory(options: argparse.Namespace, date: str) -> None:
-    """Measure both on every workload, print, and add to ``pretrain_memory.md``."""
-    table = RESULTS / "pretrain_memory.md"
-    columns = ("date", "layers", "length", "tokens", "embedkit GB", "peer GB", "torch")
-    if not table.exists():
-        table.write_text(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n")
+def keep_memory(options: argparse.Namespace) -> None:
+    """Measure the memory of both on every workload, and add to the table of memory."""
     for workload in options.workloads:
-        found = [memory_in_a_process(name, workload, options) for name in ("embedkit", "peer")]
-        cells = [
-            date,
-            str(options.layers),
-            workload,
-            str(sum(lengths_of(workload, options.tokens))),
+        peaks = [
+            harness.in_a_process(
+                partial(bytes_of_a_step, name, workload, options.tokens, options.layers),
+                **harness.FREED_BLOCKS_RETURNED,
+            )
+            for name in ("embedkit", "peer")
         ]
-        cells += [*(f"{each:.2f}" for each in found), version("torch")]
-        with table.open("a") as file:
-            file.write(line := f"| {' | '.join(cells)} |\n")
-        print(line, end="", flush=True)
+        row = [
+            *(harness.today(), str(options.layers), workload),
+            str(sum(lengths_of(workload, options.tokens))),
+            *(f"{peak / 1e9:.2f}" for peak in peaks),
+            version("torch"),
+        ]
+        harness.append_row(options.results.with_stem("pretrain_memory"), MEMORY_COLUMNS, row)
 
 
-def row(result: dict[str, Any], date: str, processor: str) -> str:
-    """A line of ``pretrain.md``."""
-    speeds, memory = result["tokens_a_second"], result["memory_gb"]
-    cells = [
-        *(date, processor, result["precision"], result["workload"], f"{result['tokens']}"),
-        *(f"{speeds[name]:,.0f}" for name in ("embedkit", "peer")),
-        *(f"{result['ratio']:.2f}", f"{result['mfu']:.1%}", f"{result['peak_tflops']:.2f}"),
-        *(f"{memory[name]:.1f}" if memory[name] else "-" for name in ("embedkit", "peer")),
-        *(version(name) for name in _VERSIONS),
-    ]
-    return f"| {' | '.join(cells)} |\n"
+def keep_speed(options: argparse.Namespace, device: torch.device) -> None:
+    """Measure the speed of both on every workload, and add to the table of speeds."""
+    results = []
+    for workload in options.workloads:
+        results.append(result := measure(workload, options, device))
+        assert math.isfinite(result["ratio"])
+        speeds, memory = result["tokens_a_second"], result["memory_gb"]
+        row = [
+            *(harness.today(), harness.machine(device), result["precision"], workload),
+            f"{result['tokens']}",
+            *(f"{speeds[name]:,.0f}" for name in ("embedkit", "peer")),
+            *(f"{result['ratio']:.2f}", f"{result['mfu']:.1%}", f"{result['peak_tflops']:.2f}"),
+            *(f"{memory[name]:.1f}" if memory[name] else "-" for name in ("embedkit", "peer")),
+            *(version(name) for name in VERSIONS),
+        ]
+        harness.append_row(options.results, COLUMNS, row)
+    record = {
+        "date": harness.today(),
+        "processor": harness.machine(device),
+        "layers": options.layers,
+        "results": results,
+    }
+    labels = (device.type, "compiled") if options.compile else (device.type,)
+    harness.write_record(options.results, record, *labels)
 
 
-_COLUMNS = (
-    *("date", "processor", "precision", "length", "tokens"),
-    *("embedkit tokens/s", "peer tokens/s", "ratio", "MFU", "peak TFLOP/s"),
-    *("embedkit GB", "peer GB", *_VERSIONS),
-)
+def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = harness.make_parser(__doc__, "pretrain.md")
+    parser.add_argument(
+        "--tokens", type=int, help="Tokens of a step. Default: 4,096, on a GPU 65,536."
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--compile", action="store_true", help="Compile embedkit's layers.")
+    parser.add_argument("--workloads", nargs="+", default=["mixed", "1024", "4096"])
+    parser.add_argument("--memory", action="store_true", help="On a CPU: memory instead of speed.")
+    return parser.parse_args(words)
 
 
 def main() -> None:
-    """Measure, print and keep the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, help="Of a step. Default: 4,096; 65,536 on a GPU.")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--layers", type=int, default=28)
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--workloads", nargs="+", default=["mixed", "1024", "4096"])
-    parser.add_argument("--memory", action="store_true", help="On a CPU: memory instead of speed.")
-    parser.add_argument("--one", choices=["embedkit", "peer"], help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """Measure, and add to the results."""
+    options, device = read_options(), local_device()
     options.tokens = options.tokens or (65_536 if device.type == "cuda" else 4_096)
-    date = datetime.now(UTC).strftime("%Y-%m-%d")
-    cores = f"CPU, {torch.get_num_threads()} threads"
-    processor = torch.cuda.get_device_name(device) if device.type == "cuda" else cores
-    if options.one:
-        print(memory_of_a_step(options.one, options.workloads[0], options))
-        return
-    RESULTS.mkdir(exist_ok=True)
     if options.memory:
-        keep_memory(options, date)
-        return
-    table = RESULTS / "pretrain.md"
-    if not table.exists():
-        table.write_text(f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}\n")
-    results = []
-    for workload in options.workloads:
-        results.append(measure(workload, options, device))
-        with table.open("a") as file:
-            file.write(line := row(results[-1], date, processor))
-        print(line, end="", flush=True)
-        assert math.isfinite(results[-1]["ratio"])
-    record = {"date": date, "processor": processor, "layers": options.layers, "results": results}
-    (RESULTS / f"pretrain_{date}_{device.type}.json").write_text(
-        json.dumps(record, indent=2) + "\n"
-    )
+        keep_memory(options)
+    else:
+        keep_speed(options, device)
 
 
 if __name__ == "__main__":

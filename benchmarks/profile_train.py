@@ -8,21 +8,24 @@ Usage::
 import argparse
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import harness
 import torch
-from train_vs_sentence_transformers import STARTER, embedkit_steps, read_pairs
+from training_steps import STARTER, embedkit_steps, read_pairs
 
 from embedkit.data.pairs.contrastive_batches import Batches
 from embedkit.data.pairs.records import Records
+from embedkit.distributed import local_device
 from embedkit.models.embedder import Embedder
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.training.flops import wait
 
 
 class Stopwatch:
-    """Seconds spent in functions, by the names given to them."""
+    """Counts the seconds spent in functions, by the names given to them."""
 
     def __init__(self, device: torch.device) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -51,9 +54,9 @@ def profile(pairs: Records, steps: int, device: torch.device) -> None:
     kinds = [ProfilerActivity.CPU]
     if device.type == "cuda":
         kinds.append(ProfilerActivity.CUDA)
-    with torch_profile(activities=kinds) as found:
+    with torch_profile(activities=kinds) as profiled:
         embedkit_steps(pairs, len(STARTER) + 1, "eager", device)
-    print(found.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=15))
+    print(profiled.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=15))
     watch = Stopwatch(device)
     watch.watch(Batches, "__getitem__", "tokenization")
     watch.watch(Embedder, "forward", "forward")
@@ -68,20 +71,25 @@ def profile(pairs: Records, steps: int, device: torch.device) -> None:
     parts = dict(watch.seconds)
     parts["backward"] = parts.pop("objective") - parts["forward"] - parts["loss"]
     parts["loading, last checkpoint, rest"] = total - sum(parts.values())
-    print("| part | ms a step | share |\n|---|---:|---:|")
-    for name, seconds in sorted(parts.items(), key=lambda part: -part[1]):
-        print(f"| {name} | {1e3 * seconds / steps:.1f} | {seconds / total:.1%} |")
+    rows = [
+        (name, f"{1e3 * seconds / steps:.1f}", f"{seconds / total:.1%}")
+        for name, seconds in sorted(parts.items(), key=lambda part: -part[1])
+    ]
+    print(harness.stamp(device))
+    print(harness.markdown(("part", "ms a step", "share"), rows))
+
+
+def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = harness.make_parser(__doc__)
+    parser.add_argument("--data", type=Path, help="A folder of parquet files. Default: starter.")
+    parser.add_argument("--steps", type=int, default=8)
+    return parser.parse_args(words)
 
 
 def main() -> None:
     """Profile some steps and print two tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--steps", type=int, default=8)
-    options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    pairs = read_pairs(options.data, max(options.steps, len(STARTER)) + 2)
-    profile(pairs, options.steps, device)
+    options = read_options()
+    profile(read_pairs(options.data, options.steps), options.steps, local_device())
 
 
 if __name__ == "__main__":

@@ -15,25 +15,22 @@ and for the batches alone, from an encoder that has been trained already::
         --set optim.lr=5e-5 --output runs/two_by_two_starter --batches runs/two_by_two/batches
         --results benchmarks/results/two_by_two_starter.md
 
-Writes ``--results`` anew, and a JSON file with every score beside it.
+Each run adds to ``--results``, and writes a JSON file with every score beside it.
 """
 
 import argparse
 import json
 import os
-import platform
-import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from statistics import fmean, median, stdev
 
+import harness
 import torch
 
 from embedkit.evaluation.comparing.comparison import interval
@@ -41,9 +38,8 @@ from embedkit.evaluation.summary import Summary
 from embedkit.models import hub
 from embedkit.recipe import Recipe, load_recipe
 
-HERE = Path(__file__).parent
-RECIPE = HERE / "two_by_two.toml"
-RESULTS = HERE / "results" / "two_by_two.md"
+RECIPE = Path(__file__).with_suffix(".toml")
+TITLE = "Contextual batches and the contextual model"
 ONE_STAGE = ("objective.kind=contrastive", "context=")
 SHUFFLED = ("data.batches=shuffled",)
 CONDITIONS = {
@@ -52,27 +48,26 @@ CONDITIONS = {
     "contextual model": SHUFFLED,
     "both": (),
 }
-HEAD = (
-    "| | steps | million positions | s/step | loss | accuracy | average | to plain |\n"
-    "|---|---:|---:|---:|---:|---:|---:|---|\n"
-)
+COLUMNS = ("", "steps", "million positions", "s/step", "loss", "accuracy", "average", "to plain")
 LAST = 30
 """Steps over which loss and accuracy are averaged."""
 
 
 @dataclass(frozen=True)
 class Run:
+    """What was measured of one run."""
+
     condition: str
     seed: int
     steps: int
     positions: int
-    """That went through an encoder: a text of the second stage counts its context too."""
+    """Positions that went through an encoder: a text of the second stage counts its context too."""
     step_seconds: float
-    """Median, on one thread."""
+    """Median step on one thread."""
     loss: float
     accuracy: float
     scores: dict[str, float]
-    """Of each task, times 100."""
+    """The score of each task, times 100."""
 
     @property
     def average(self) -> float:
@@ -93,7 +88,9 @@ def train(condition: str, seed: int, steps: int, options: argparse.Namespace) ->
     output = options.output / f"{condition.replace(' ', '-')}-{steps}-{seed}"
     summary = output / "eval" / "after" / "summary.json"
     if not summary.is_file():
-        embedkit("finetune", output, "--overwrite", *(f"--set={each}" for each in overrides))
+        embedkit(
+            "finetune", output, "--overwrite", *(f"--set={override}" for override in overrides)
+        )
     recipe = load_recipe(str(RECIPE), list(overrides))
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     return Run(
@@ -104,17 +101,18 @@ def train(condition: str, seed: int, steps: int, options: argparse.Namespace) ->
         step_seconds=median(line["seconds"] for line in lines),
         loss=fmean(line["loss"] for line in lines[-LAST:]),
         accuracy=100 * fmean(line["accuracy"] for line in lines[-LAST:]),
-        scores={name: 100 * each.score for name, each in Summary.read(summary).scores.items()},
+        scores={name: 100 * task.score for name, task in Summary.read(summary).scores.items()},
     )
 
 
 def positions_of(tokens: float, recipe: Recipe) -> int:
+    """Return the positions of a step that read as many tokens."""
     slots = recipe.context.num_context if recipe.context else 0
     return int(tokens) + 2 * recipe.data.batch_size * slots
 
 
 def embedkit(command: str, output: Path, *arguments: str) -> None:
-    """A command on one thread, its output in a file beside its folder."""
+    """Run a command on one thread, with a log beside its folder."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.with_name(f"{output.name}.log").open("w") as log:
         subprocess.run(
@@ -141,15 +139,18 @@ def copy_backbone(options: argparse.Namespace) -> None:
 
 
 def trained(conditions: Sequence[str], steps: int, options: argparse.Namespace) -> list[Run]:
-    """The runs of some conditions, with every seed; ``--jobs`` at a time."""
-    wanted = [(name, seed) for name in conditions for seed in options.seeds]
-    run = partial(train, steps=steps, options=options)
+    """Train some conditions with every seed, ``--jobs`` at a time."""
     with ThreadPoolExecutor(options.jobs) as pool:
-        return list(pool.map(lambda each: run(*each), wanted))
+        runs = [
+            pool.submit(train, condition, seed, steps, options)
+            for condition in conditions
+            for seed in options.seeds
+        ]
+        return [run.result() for run in runs]
 
 
 def as_many_positions(runs: Sequence[Run], options: argparse.Namespace) -> list[Run]:
-    """One stage for as many positions as two stages read, beside the ``runs`` of two stages."""
+    """Train one stage for as many positions as two stages read; with the ``runs`` of two stages."""
     by_name = {name: [run for run in runs if run.condition == name] for name in CONDITIONS}
     ratio = sum(run.positions for run in by_name["both"]) / sum(
         run.positions for run in by_name["plain"]
@@ -158,89 +159,98 @@ def as_many_positions(runs: Sequence[Run], options: argparse.Namespace) -> list[
     return longer + by_name["contextual model"] + by_name["both"]
 
 
-def rows_of(runs: Sequence[Run]) -> str:
-    """One line of the table for each condition, with its difference to the plain one by task."""
+def rows_of(runs: Sequence[Run]) -> list[list[str]]:
+    """Return a row for each condition, with its difference to the plain one over the tasks."""
     plain = [run for run in runs if run.condition == "plain"]
-    lines = []
-    for name in CONDITIONS:
-        own = [run for run in runs if run.condition == name]
-        if not own:
-            continue
+    rows = []
+    for name in dict.fromkeys(run.condition for run in runs):
+        seeds = [run for run in runs if run.condition == name]
         differences = [
-            fmean(run.scores[task] for run in own) - fmean(run.scores[task] for run in plain)
-            for task in own[0].scores
+            fmean(run.scores[task] for run in seeds) - fmean(run.scores[task] for run in plain)
+            for task in seeds[0].scores
         ]
         gap = interval(differences)
-        told = "" if own == plain else f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
-        averages = [run.average for run in own]
+        averages = [run.average for run in seeds]
         spread = f" ± {stdev(averages):.2f}" if len(averages) > 1 else ""
-        lines.append(
-            f"| {name} | {own[0].steps} | {fmean(run.positions for run in own) / 1e6:.2f} "
-            f"| {fmean(run.step_seconds for run in own):.2f} "
-            f"| {fmean(run.loss for run in own):.2f} | {fmean(run.accuracy for run in own):.1f} "
-            f"| {fmean(averages):.2f}{spread} | {told} |"
+        rows.append(
+            [
+                *(name, str(seeds[0].steps)),
+                f"{fmean(run.positions for run in seeds) / 1e6:.2f}",
+                f"{fmean(run.step_seconds for run in seeds):.2f}",
+                f"{fmean(run.loss for run in seeds):.2f}",
+                f"{fmean(run.accuracy for run in seeds):.1f}",
+                f"{fmean(averages):.2f}{spread}",
+                "" if name == "plain" else f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]",
+            ]
         )
-    return "\n".join(lines)
+    return rows
 
 
-def table_of(runs: Sequence[Run], conditions: Sequence[str]) -> str:
-    """Every task's mean over the seeds, a column a condition."""
-    lines = [f"| task | {' | '.join(conditions)} |", f"|---|{'---:|' * len(conditions)}"]
+def table_by_task(runs: Sequence[Run]) -> str:
+    """Return every task's mean over the seeds, with a column for each condition."""
+    conditions = list(dict.fromkeys(run.condition for run in runs))
+    rows = []
     for task in runs[0].scores:
         means = [
             fmean(run.scores[task] for run in runs if run.condition == name) for name in conditions
         ]
-        lines.append(f"| {task} | {' | '.join(f'{mean:.2f}' for mean in means)} |")
-    return "\n".join(lines)
+        rows.append([task, *(f"{mean:.2f}" for mean in means)])
+    return harness.markdown(("task", *conditions), rows)
 
 
-def page(equal_steps: Sequence[Run], equal_positions: Sequence[Run], seeds: Sequence[int]) -> str:
-    """The results; ``equal_positions`` is empty where only some conditions ran."""
+def paragraphs_of(equal_steps: Sequence[Run], equal_positions: Sequence[Run]) -> list[str]:
+    """Return the results; ``equal_positions`` is empty where only some conditions ran."""
     tables = {"As many positions read": equal_positions, "As many steps": equal_steps}
-    sections = [f"## {head}\n\n{HEAD}{rows_of(runs)}" for head, runs in tables.items() if runs]
-    head, runs = next((head, runs) for head, runs in tables.items() if runs)
-    conditions = list(dict.fromkeys(run.condition for run in runs))
-    return "\n\n".join(
-        [
-            "# Contextual batches and the contextual model",
-            f"{datetime.now(UTC):%Y-%m-%d}, {platform.processor() or platform.machine()}, "
-            f"torch {torch.__version__}, `python {shlex.join(sys.argv)}`.\n"
-            f"Means over seeds {', '.join(map(str, seeds))}; ± is their standard deviation, "
-            "brackets are 95 % of a bootstrap over tasks.",
-            *sections,
-            f"## By task, {head[0].lower()}{head[1:]}\n\n{table_of(runs, conditions)}\n",
-        ]
-    )
+    compared = {head: runs for head, runs in tables.items() if runs}
+    paragraphs = []
+    for head, runs in compared.items():
+        paragraphs += [f"### {head}", harness.markdown(COLUMNS, rows_of(runs))]
+    head, runs = next(iter(compared.items()))
+    return [*paragraphs, f"### By task, {head[0].lower()}{head[1:]}", table_by_task(runs)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = harness.make_parser(__doc__, "two_by_two.md")
     parser.add_argument("--model", default="runs/starter-mlm/model")
     parser.add_argument("--surrogate", default="starter")
     parser.add_argument("--output", type=Path, default=Path("runs/two_by_two"))
-    parser.add_argument("--batches", type=Path, help="a batch table; by default made in --output")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--batches", type=Path, help="A batch table. Default: one is made.")
     parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS))
-    parser.add_argument("--set", action="append", default=[], help="as of embedkit finetune")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=150, help="of two stages")
-    parser.add_argument("--jobs", type=int, default=2)
-    options = parser.parse_args()
+    parser.add_argument("--steps", type=int, default=150, help="Steps of the two-stage models.")
+    parser.add_argument("--jobs", type=int, default=2, help="Runs that train at the same time.")
+    options = parser.parse_args(words)
     if "plain" not in options.conditions:
         parser.error("--conditions: the others are compared with plain; add it")
+    return options
+
+
+def main() -> None:
+    """Train and evaluate all conditions, and add to the results."""
+    options = read_options()
     copy_backbone(options)
     options.batches = options.batches or options.output / "batches"
     if not (options.batches / "table.json").is_file():
         embedkit("cluster", options.batches, f"--surrogate={options.surrogate}", "--max-tokens=64")
 
-    equal_steps = trained(options.conditions, options.steps, options)
-    whole = len(options.conditions) == len(CONDITIONS)
+    # In the order of CONDITIONS, whatever the order of the words.
+    conditions = [name for name in CONDITIONS if name in options.conditions]
+    equal_steps = trained(conditions, options.steps, options)
+    whole = len(conditions) == len(CONDITIONS)
     equal_positions = as_many_positions(equal_steps, options) if whole else []
-    options.results.write_text(page(equal_steps, equal_positions, options.seeds))
+    paragraphs = paragraphs_of(equal_steps, equal_positions)
+    harness.append_section(
+        options.results,
+        TITLE,
+        f"{harness.stamp(torch.device('cpu'))}, one thread a run.\n"
+        f"Means over seeds {', '.join(map(str, options.seeds))}; ± is their standard deviation, "
+        "brackets are 95 % of a bootstrap over tasks.",
+        *paragraphs,
+    )
     longer = [run for run in equal_positions if run not in equal_steps]
-    scores = options.results.with_name(f"{options.results.stem}_{datetime.now(UTC):%Y-%m-%d}.json")
-    scores.write_text(json.dumps([asdict(run) for run in equal_steps + longer], indent=1) + "\n")
-    print(options.results.read_text())
+    harness.write_record(options.results, [asdict(run) for run in equal_steps + longer])
+    print(*paragraphs, sep="\n\n")
 
 
 if __name__ == "__main__":

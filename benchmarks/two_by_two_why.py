@@ -8,22 +8,18 @@ Usage, when two_by_two.py has run::
 
     python benchmarks/two_by_two_why.py [--runs runs/two_by_two] [--batches 4] [--jobs 2]
 
-Writes ``benchmarks/results/two_by_two_why.md`` anew.
+Each run adds to ``benchmarks/results/two_by_two_why.md``.
 """
 
 import argparse
-import json
-import shlex
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 
+import harness
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -37,44 +33,44 @@ from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.load import load
 from embedkit.recipe import load_recipe
 
-RESULTS = Path(__file__).parent / "results" / "two_by_two_why.md"
+TITLE = "What the models of two_by_two.py have learned"
 Vectors = NDArray[np.float32]
 Encode = Callable[[Sequence[str], str], Vectors]
-"""Texts of a side to their vectors."""
+"""Turns texts of a side into their vectors."""
 
 
-def measured(model: Path, runs: Path, batches: int) -> dict[str, float]:
-    """Percent of queries whose document is the nearest, by kind of batch and context."""
+def measure_model(model: str, runs: str, batches: int) -> dict[str, float]:
+    """Return the percent of queries whose document is nearest, by kind of batch and context."""
     torch.set_num_threads(1)
-    loaded = load(str(model), dtype="fp32")
-    found: dict[str, list[float]] = defaultdict(list)
+    loaded = load(model, dtype="fp32")
+    shares: dict[str, list[float]] = defaultdict(list)
     sources = open_mixture(load_recipe(str(RECIPE))).records
-    table = BatchTable.open(runs / "batches")
-    for place, records in enumerate(sources):
-        rng = np.random.default_rng(place)
-        cut = table[records.name]
+    table = BatchTable.open(Path(runs) / "batches")
+    for number, records in enumerate(sources):
+        rng = np.random.default_rng(number)
+        near = table[records.name]
         kinds = {
-            "contextual": [cut[int(number)] for number in rng.permutation(len(cut))[:batches]],
-            "random": [rng.permutation(len(records))[: cut.size] for _ in range(batches)],
+            "contextual": [near[int(batch)] for batch in rng.permutation(len(near))[:batches]],
+            "random": [rng.permutation(len(records))[: near.size] for _ in range(batches)],
         }
         for kind, drawn in kinds.items():
             for rows in drawn:
-                for context, encode in encoders(loaded, sources, place, rows).items():
-                    found[f"{kind}, {context}"].append(accuracy(records, rows, encode))
-    return {key: 100 * fmean(values) for key, values in found.items()}
+                for context, encode in encoders(loaded, sources, number, rows).items():
+                    shares[f"{kind}, {context}"].append(accuracy(records, rows, encode))
+    return {key: 100 * fmean(values) for key, values in shares.items()}
 
 
 def encoders(
-    model: EmbeddingModel, sources: Sequence[Records], place: int, rows: NDArray[np.int64]
+    model: EmbeddingModel, sources: Sequence[Records], number: int, rows: NDArray[np.int64]
 ) -> dict[str, Encode]:
-    """How to embed ``rows`` of a source: in each context, if there are two stages."""
-    own, other = sources[place], sources[(place + 1) % len(sources)]
-    prompts = own.prompts.model_dump()
+    """Return how to embed ``rows`` of a source: in each context, if there are two stages."""
+    records, other = sources[number], sources[(number + 1) % len(sources)]
+    prompts = records.prompts.model_dump()
     if not isinstance(model, Contextual):
         return {"": lambda texts, side: np.asarray(model.encode(texts, prompt=prompts[side]))}
     contexts = {
-        "its batch": documents(own, rows),
-        "its source": documents(own, some(own, len(rows))),
+        "its batch": documents(records, rows),
+        "its source": documents(records, some(records, len(rows))),
         "another source": documents(other, some(other, len(rows))),
         "none": [],
     }
@@ -92,7 +88,7 @@ def in_context(model: Contextual, documents: Sequence[str], prompts: Mapping[str
 
 
 def documents(records: Records, rows: NDArray[np.int64]) -> list[str]:
-    return [each.positive for each in records.take(rows)]
+    return [pair.positive for pair in records.take(rows)]
 
 
 def some(records: Records, count: int) -> NDArray[np.int64]:
@@ -101,67 +97,67 @@ def some(records: Records, count: int) -> NDArray[np.int64]:
 
 def accuracy(records: Records, rows: NDArray[np.int64], encode: Encode) -> float:
     pairs = records.take(rows)
-    queries = encode([each.query for each in pairs], "query")
-    answers = encode([each.positive for each in pairs], "document")
+    queries = encode([pair.query for pair in pairs], "query")
+    answers = encode([pair.positive for pair in pairs], "document")
     nearest = (queries @ answers.T).argmax(axis=1)
     return float((nearest == np.arange(len(rows))).mean())
 
 
-def in_a_process(run: Path, options: argparse.Namespace) -> dict[str, float]:
-    words = ["--runs", str(options.runs), "--batches", str(options.batches), "--one", str(run)]
-    done = subprocess.run(
-        [sys.executable, __file__, *words], check=True, capture_output=True, text=True
+def measure_apart(model: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Measure a model in a process, so that several run at a time."""
+    shares = harness.in_a_process(
+        partial(measure_model, str(model), str(options.runs), options.batches)
     )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    print(run.parent.name, found, flush=True)
-    return found
+    print(model.parent.name, shares, flush=True)
+    return shares
 
 
-def table(found: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    """A line for each condition, and context if it has two stages; means over the seeds."""
-    lines = [
-        "| trained | in the context of | contextual batches | random batches |",
-        "|---|---|---:|---:|",
-    ]
-    for condition, seeds in found.items():
-        contexts = dict.fromkeys(key.partition(", ")[2] for key in seeds[0])
-        for context in contexts:
+def rows_of(conditions: Mapping[str, Sequence[Mapping[str, float]]]) -> list[list[str]]:
+    """Return a row for each condition, and context if it has two stages; means over the seeds."""
+    rows = []
+    for condition, seeds in conditions.items():
+        for context in dict.fromkeys(key.partition(", ")[2] for key in seeds[0]):
             means = [
-                fmean(each[f"{kind}, {context}"] for each in seeds)
+                fmean(shares[f"{kind}, {context}"] for shares in seeds)
                 for kind in ("contextual", "random")
             ]
-            lines.append(f"| {condition} | {context} | {means[0]:.1f} | {means[1]:.1f} |")
-    return "\n".join(lines)
+            rows.append([condition, context, *(f"{mean:.1f}" for mean in means)])
+    return rows
+
+
+def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = harness.make_parser(__doc__, "two_by_two_why.md")
+    parser.add_argument("--runs", type=Path, default=Path("runs/two_by_two"))
+    parser.add_argument("--batches", type=int, default=4, help="Batches of each source and kind.")
+    parser.add_argument("--jobs", type=int, default=2, help="Models measured at the same time.")
+    return parser.parse_args(words)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=Path, default=Path("runs/two_by_two"))
-    parser.add_argument("--batches", type=int, default=4, help="of each source and kind")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        print(json.dumps(measured(options.one, options.runs, options.batches)))
-        return
+    """Measure every model, and add to the results."""
+    options = read_options()
     # By condition and steps, such as plain-80; the last number is the seed.
     runs: dict[str, list[Path]] = defaultdict(list)
     for model in sorted(options.runs.glob("*/model")):
         runs[model.parent.name.rpartition("-")[0].replace("-", " ")].append(model)
     runs = {"not at all": [options.runs / "backbone"], **runs}
     with ThreadPoolExecutor(options.jobs) as pool:
-        found = {
-            condition: list(pool.map(partial(in_a_process, options=options), models))
+        conditions = {
+            condition: list(pool.map(partial(measure_apart, options=options), models))
             for condition, models in runs.items()
         }
-    RESULTS.write_text(
-        "# What the models of two_by_two.py have learned\n\n"
-        f"{datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, "
-        f"`python {shlex.join(sys.argv)}`.\nPercent of queries whose own document is the nearest "
-        f"of 64, over {options.batches} batches of each of five sources:\nthe same queries for "
-        f"every model, and means over the seeds. Nothing is filtered.\n\n{table(found)}\n"
+    columns = ("trained", "in the context of", "contextual batches", "random batches")
+    table = harness.markdown(columns, rows_of(conditions), text=2)
+    harness.append_section(
+        options.results,
+        TITLE,
+        f"{harness.stamp(torch.device('cpu'))}, one thread a model.\n"
+        "Percent of queries whose own document is the nearest of 64, over "
+        f"{options.batches} batches of each of five sources:\n"
+        "the same queries for every model, and means over the seeds. Nothing is filtered.",
+        table,
     )
-    print(RESULTS.read_text())
+    print(table)
 
 
 if __name__ == "__main__":

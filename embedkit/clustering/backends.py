@@ -11,7 +11,7 @@ from embedkit import rng
 from embedkit.clustering.settings import BackendName
 from embedkit.errors import ArgumentError
 
-ITERATIONS = 10
+_ITERATIONS = 10
 SAMPLED = 256
 """Points for each centroid that training looks at, as faiss has it."""
 _BLOCK_ELEMENTS = 2**24
@@ -27,10 +27,8 @@ class Backend(Protocol):
     name: BackendName
     device: torch.device
 
-    def train(
-        self, points: Tensor, num: int, *, seed: int, iterations: int = ITERATIONS, tries: int = 1
-    ) -> Tensor:
-        """``num`` centroids, ``(k, p)``: of several tries the one with the best cohesion."""
+    def train(self, points: Tensor, num: int, *, seed: int) -> Tensor:
+        """``num`` centroids, ``(k, p)``."""
         ...
 
     def search(self, points: Tensor, centroids: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -58,22 +56,14 @@ class TorchBackend:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def train(
-        self, points: Tensor, num: int, *, seed: int, iterations: int = ITERATIONS, tries: int = 1
-    ) -> Tensor:
-        best, best_cohesion = points[:num], -2.0
-        for attempt in range(tries):
-            sample = points[
-                _drawn(len(points), SAMPLED * num, rng.fold_in(seed, attempt, "sample"))
-            ]
-            centroids = sample[_drawn(len(sample), num, rng.fold_in(seed, attempt, "first"))]
-            for _ in range(iterations):
-                scores, nearest = self.search(sample, centroids, 1)
-                centroids = means(sample, nearest[:, 0], scores[:, 0], num)
-            cohesion = self.search(sample, centroids, 1)[0].mean().item() if tries > 1 else 0.0
-            if cohesion > best_cohesion:
-                best, best_cohesion = centroids, cohesion
-        return best
+    def train(self, points: Tensor, num: int, *, seed: int) -> Tensor:
+        # The keys have a 0 in them so that a seed still makes the batches that it always made.
+        sample = points[_drawn(len(points), SAMPLED * num, rng.fold_in(seed, 0, "sample"))]
+        centroids = sample[_drawn(len(sample), num, rng.fold_in(seed, 0, "first"))]
+        for _ in range(_ITERATIONS):
+            scores, nearest = self.search(sample, centroids, 1)
+            centroids = means(sample, nearest[:, 0], scores[:, 0], num)
+        return centroids
 
     def search(self, points: Tensor, centroids: Tensor, count: int) -> tuple[Tensor, Tensor]:
         block = max(1, _BLOCK_ELEMENTS // len(centroids))
@@ -101,14 +91,11 @@ class FaissBackend:
         self.device = device if on_gpu else torch.device("cpu")
         self._faiss = faiss
 
-    def train(
-        self, points: Tensor, num: int, *, seed: int, iterations: int = ITERATIONS, tries: int = 1
-    ) -> Tensor:
+    def train(self, points: Tensor, num: int, *, seed: int) -> Tensor:
         kmeans = self._faiss.Kmeans(
             points.shape[1],
             num,
-            niter=iterations,
-            nredo=tries,
+            niter=_ITERATIONS,
             spherical=True,
             seed=seed & 0x7FFF_FFFF,
             # Given here they hold; set on the object they would not.

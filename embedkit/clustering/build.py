@@ -68,11 +68,11 @@ def report(table: BatchTable, output: Path, settings: ClusteringSettings, consol
     page = output / "report.md"
     if page.is_file() and table.hash in page.read_text(encoding="utf-8"):
         return
-    backend = open_backend(settings.backend, distributed.local_device())
+    device = distributed.local_device()
     comparisons = []
     for name, batches in table.sources.items():
         console.print(f"measure {name}", highlight=False, markup=False)
-        comparisons.append(compare(batches, backend, seed=settings.seed))
+        comparisons.append(compare(batches, device, seed=settings.seed))
     if remark := plot(comparisons, output / "report"):
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
     # Last, since it is what a second run goes by.

@@ -26,8 +26,14 @@ def grouped(groups: int, each: int) -> Tensor:
     return F.normalize(centres + 0.1 * torch.randn(groups * each, 16, generator=generator), dim=1)
 
 
-def cohesion(backend: Backend, points: Tensor) -> float:
-    return backend.search(points, backend.train(points, 8, seed=0, tries=3), 1)[0].mean().item()
+def cohesion(backend: Backend, points: Tensor, centroids: Tensor) -> float:
+    return backend.search(points, centroids, 1)[0].mean().item()
+
+
+def best_of_three(backend: Backend, points: Tensor, num: int) -> Tensor:
+    """The best of three trainings: a single one may begin with two centroids in one group."""
+    trained = [backend.train(points, num, seed=seed) for seed in range(3)]
+    return max(trained, key=lambda centroids: cohesion(backend, points, centroids))
 
 
 @BOTH
@@ -43,7 +49,7 @@ def test_search_finds_what_a_matrix_product_finds(name: BackendName) -> None:
 def test_training_finds_well_parted_groups(name: BackendName) -> None:
     points = grouped(4, 50)
     backend = open_backend(name, CPU)
-    centroids = backend.train(points, 4, seed=3, tries=3)
+    centroids = best_of_three(backend, points, 4)
     torch.testing.assert_close(centroids.norm(dim=1), torch.ones(4))
     homes = backend.search(points, centroids, 1)[1].view(4, 50)
     assert [len(set(group.tolist())) for group in homes] == [1] * 4
@@ -60,7 +66,10 @@ def test_a_seed_makes_the_same_centroids_again(name: BackendName) -> None:
 
 def test_backends_agree_in_quality() -> None:
     points = grouped(12, 60)
-    in_torch, in_faiss = cohesion(TorchBackend(CPU), points), cohesion(FaissBackend(CPU), points)
+    in_torch, in_faiss = (
+        cohesion(backend, points, best_of_three(backend, points, 8))
+        for backend in (TorchBackend(CPU), FaissBackend(CPU))
+    )
     assert in_torch == pytest.approx(in_faiss, rel=0.02)
 
 

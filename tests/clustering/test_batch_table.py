@@ -17,7 +17,6 @@ from support.small_runs import write_source
 import embedkit
 from embedkit import BatchTable, DataError, Records, UserError
 from embedkit.clustering import build
-from embedkit.clustering.backends import TorchBackend
 from embedkit.clustering.comparison import compare
 from embedkit.clustering.settings import ClusteringOptions, ClusteringSettings
 from embedkit.clustering.table_writer import write_order
@@ -98,7 +97,7 @@ def test_the_vectors_are_kept_for_every_row(folder: Path, tiny_model: Path) -> N
 def test_the_report_has_the_numbers_of_the_batches(folder: Path) -> None:
     table, page = BatchTable.open(folder), (folder / "report.md").read_text()
     assert table.hash in page
-    found = compare(table["many"], TorchBackend(torch.device("cpu")), seed=0)
+    found = compare(table["many"], torch.device("cpu"), seed=0)
     assert f"| many | ours | 7 | 8 | {found.ours.cohesion.mean():.3f} |" in page
     assert found.ours.hardest.mean() > found.random.hardest.mean()
     store = table["many"].vectors
@@ -212,6 +211,30 @@ def test_a_cut_file_says_how_to_mend_it(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "table.json").write_text((folder / "table.json").read_text())
     with pytest.raises(DataError, match="is not whole: remove it and run embedkit cluster again"):
         BatchTable.open(tmp_path)
+
+
+def test_a_table_written_by_an_earlier_version_opens(tmp_path: Path) -> None:
+    header = {
+        "settings": {
+            "dims": 128,
+            "max_tokens": 32,
+            "short_batch": True,
+            "backend": "torch",
+            "seed": 0,
+        },
+        "surrogate": {"name": "starter", "identity": "17f378b38b50"},
+        "sources": [{"name": "pairs", "content": "2438675df6eb", "rows": 5, "batch_size": 2}],
+        "batches": "44717c8f08cc",
+        "hash": "cf23784e0a54",
+    }
+    (tmp_path / "table.json").write_text(json.dumps(header))
+    folder = tmp_path / "sources" / "000"
+    folder.mkdir(parents=True)
+    (folder / "rows.i64").write_bytes(np.array([3, 1, 0, 4, 2], dtype="<i8").tobytes())
+    table = BatchTable.open(tmp_path)
+    pairs = table["pairs"]
+    assert table.hash == "cf23784e0a54"
+    assert [pairs[batch].tolist() for batch in range(len(pairs))] == [[3, 1], [0, 4], [2]]
 
 
 def test_the_hash_names_the_batches_too(folder: Path) -> None:
