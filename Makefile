@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 PYTEST := CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 CI_MARKERS := not gpu and not network and not soak
 
-.PHONY: demo test quick lint types all-tests quick-tests clean
+.PHONY: demo test quick lint types all-tests quick-tests docs clean
 
 demo: $(VENV)/.starter
 	$(BIN)/embedkit finetune --recipe starter --set steps=50 --output runs/demo --overwrite
@@ -37,6 +37,10 @@ all-tests: $(VENV)/.dev
 
 quick-tests: $(VENV)/.dev
 	$(PYTEST) -m "$(CI_MARKERS) and not slow"
+
+# Strict: a link or a reference that leads nowhere is an error.
+docs: $(VENV)/.dev
+	$(BIN)/python -m sphinx -W --keep-going -n --fresh-env docs build/docs
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "embedkit needs Python 3.11 or newer")'

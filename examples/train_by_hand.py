@@ -1,0 +1,75 @@
+"""Fine-tune with the parts of embedkit put together by hand, without a run folder.
+
+``python examples/train_by_hand.py RECIPE OUTPUT`` trains on one process what ``embedkit finetune
+--recipe RECIPE`` trains, to the same bits, and writes the model to OUTPUT. Evaluation, checkpoints,
+adapters, batch tables and two-stage models are left to the command.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+import embedkit
+from embedkit import distributed, rng
+from embedkit.data.batch_sampler import BatchSampler, Source, alpha_weights
+from embedkit.data.loading import stream
+from embedkit.data.pairs.contrastive_batches import Batches
+from embedkit.data.pairs.records import open_records
+from embedkit.models import hub, precision
+from embedkit.models.export import write_model
+from embedkit.objectives.contrastive import ContrastiveObjective
+from embedkit.training.optim import build_optimizer, lr_at, set_lr
+
+
+def main(recipe_name: str, output: Path) -> None:
+    device = distributed.local_device()
+    # A processor without native bf16 may take fewer steps, in fp32.
+    recipe, _ = precision.resolve(embedkit.load_recipe(recipe_name), device)
+    assert recipe.steps is not None, "give steps, not epochs"
+
+    # Data: which rows each step reads follows from the sizes of the sources, the seed and the step.
+    records = [open_records(mix.manifest) for mix in recipe.data.mix]
+    sources = [
+        Source(each.name, len(each), each.batch_size or recipe.data.batch_size) for each in records
+    ]
+    given = [mix.weight for mix in recipe.data.mix if mix.weight is not None]
+    sampler = BatchSampler(
+        sources,
+        given or alpha_weights(sources, recipe.data.alpha),
+        steps=recipe.steps,
+        batches_per_step=recipe.optim.gradient_accumulation_steps,
+        seed=recipe.seed,
+    )
+
+    # Model, loss and optimizer: each is a value of its own, and none knows the others.
+    autocast = precision.autocast_dtype(recipe.precision, device)
+    model = hub.load(recipe.model, settings=recipe.embedder, autocast=autocast, device=device)
+    objective = ContrastiveObjective(recipe.objective)
+    optimizer = build_optimizer(model, recipe.optim)
+    batches = Batches(sampler, records, model.tokenizer, recipe.data, seed=recipe.seed)
+
+    model.train()
+    ahead = stream(batches, range(len(batches)), recipe.data.workers)
+    for step in range(recipe.steps):
+        optimizer.zero_grad()
+        for micro in range(recipe.optim.gradient_accumulation_steps):
+            metrics = objective.backward(
+                model,
+                next(ahead).to(device),
+                # The key names the randomness of this batch: dropout, and nothing stored.
+                key=rng.fold_in(recipe.seed, "step", step, micro, 0),
+                scale=1 / recipe.optim.gradient_accumulation_steps,
+            )
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.optim.max_grad_norm or torch.inf)
+        set_lr(optimizer, lr_at(step, recipe.steps, recipe.optim))
+        optimizer.step()
+        print(f"step {step + 1}: loss {metrics['loss']:.3f}, accuracy {metrics['accuracy']:.3f}")
+
+    write_model(model, output)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python examples/train_by_hand.py RECIPE OUTPUT")
+    main(sys.argv[1], Path(sys.argv[2]))
