@@ -1,4 +1,4 @@
-"""``ContextualConfig``: the shape of a two-stage model, ours and the published ones."""
+"""``ContextualConfig``: architecture of a two-stage model, for embedkit's and published ones."""
 
 from typing import Literal, Self
 
@@ -8,43 +8,45 @@ from embedkit.config import Section
 
 
 class ContextualConfig(Section):
-    """How the second encoder reads what the first one made of the context documents.
+    """How the second encoder reads the first encoder's embeddings of the context documents.
 
-    The defaults add nothing untrained between two pretrained encoders but a norm and a null vector.
-    The released checkpoints of Morris and Rush (2024, "Contextual Document Embeddings") differ in
-    every field from ``soft_prompts`` on; ``published.read`` sets them.
+    By default the only untrained parts between two pretrained encoders are a norm and a null
+    vector. The released checkpoints of Morris and Rush (2024, "Contextual Document Embeddings")
+    differ in every field from ``soft_prompts`` on, which loading such a checkpoint sets.
     """
 
     num_context: PositiveInt = 512
-    """Slots for context documents, J. Fewer documents are filled up with the null vector."""
+    """Number of slots for context documents, J. With fewer documents, the null vector fills the
+    remaining slots."""
     context_dropout: float = Field(default=0.005, ge=0, le=1)
-    """Probability that a slot holds the null vector, drawn for every text anew, in training."""
+    """Probability, in training, that the null vector replaces a context document; drawn anew for
+    every slot and text."""
     null_vector: bool = True
-    """Whether there is a null vector. Without it every context has exactly J documents."""
+    """Whether the model has a null vector. Without it every context has exactly J documents."""
     tied: bool = False
-    """One encoder for both stages."""
+    """Whether both stages share one encoder."""
     include_prompt: bool = True
-    """Whether the prompt's tokens take part in the mean over the text's tokens."""
+    """Whether the prompt's tokens count in the mean over the text's tokens."""
     soft_prompts: NonNegativeInt = 0
-    """Learned vectors between the context and the text."""
+    """Number of learned vectors between the context and the text."""
     context_projection: bool = False
-    """Linear, GELU, Linear behind the first encoder's mean."""
+    """Whether Linear, GELU, Linear follow the mean of the first encoder."""
     context_norm: bool = True
-    """Bring context vectors to the scale of word embeddings, by a learned RMSNorm. NeoBERT has no
-    norm in front of its first block."""
+    """Whether a learned RMSNorm scales context vectors to the size of word embeddings. NeoBERT has
+    no norm before its first block."""
     output_projection: bool = False
-    """Linear, ReLU, Linear behind the second encoder's mean."""
+    """Whether Linear, ReLU, Linear follow the mean of the second encoder."""
     output_residual: bool = True
-    """Add what the output projection came from."""
+    """Whether the input of the output projection is added to its output."""
     position_free: bool = True
-    """Context documents share position 0, so that their order is of no consequence."""
+    """Whether all context documents have position 0, so that their order has no effect."""
     first_position: NonNegativeInt | None = None
-    """Position of the first soft prompt, or of the text where there is none. ``None`` is 0 where
-    the context is free of positions, else J."""
+    """Position of the first soft prompt, or of the text without soft prompts. ``None`` is 0 with
+    ``position_free``, else J."""
     entry: Literal["token", "published"] = "token"
-    """``token``: a context vector enters as if it were a word's embedding. ``published``: as in the
-    released code, where it meets no type embedding of a NomicBERT, and where ModernBERT norms the
-    text's embeddings twice and keeps its window, out of which far context is not seen."""
+    """Where context vectors enter the second encoder. ``token``: as word embeddings. ``published``:
+    as in the released code, where NomicBERT adds no type embedding to them, and where ModernBERT
+    norms the text's embeddings twice and its local attention does not reach distant context."""
 
     @model_validator(mode="after")
     def _dropout_needs_a_null_vector(self) -> Self:
@@ -57,12 +59,12 @@ class ContextualConfig(Section):
 
     @property
     def num_prefix(self) -> int:
-        """Vectors that stand in front of a text."""
+        """Number of vectors in front of a text: context slots and soft prompts."""
         return self.num_context + self.soft_prompts
 
     @property
     def text_start(self) -> int:
-        """The position of a text's first token."""
+        """Position of a text's first token."""
         first = self.first_position
         if first is None:
             first = 0 if self.position_free else self.num_context

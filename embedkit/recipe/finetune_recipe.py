@@ -26,23 +26,23 @@ from embedkit.recipe.pair_objectives import (
 from embedkit.recipe.training_settings import Training
 
 POOLINGS = "embedkit.poolings"
-"""The group of entry points in which other distributions register poolings."""
+"""Entry point group in which other distributions register poolings."""
 
 
 class ModelSettings(Section):
     pooling: str | None = None
-    """``mean``, ``cls``, or one that another distribution registers. ``None`` takes what the model
-    folder says, and the mean where it says nothing."""
+    """Pooling of token states: ``mean``, ``cls``, or one that another distribution registers.
+    ``None`` takes the setting of the model folder, else ``mean``."""
     include_prompt: bool | None = None
-    """Whether the prompt's tokens take part in the pooling. ``None`` takes what the model folder
-    says, and yes where it says nothing."""
+    """Whether the prompt's tokens count in the pooling. ``None`` takes the setting of the model
+    folder, else true."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None = None
-    """``None`` takes flash-attn on CUDA under bf16 where it is installed, else transformers' own
-    choice. On CPUs ``eager`` is the faster one up to a few hundred tokens. With a ``[context]``
-    encoders other than NeoBERT take ``sdpa`` or ``eager``."""
+    """Attention implementation. ``None`` takes flash-attn on CUDA under bf16 if it is installed,
+    else the default of transformers. On CPUs ``eager`` is faster up to a few hundred tokens. With a
+    ``[context]``, encoders other than NeoBERT take ``sdpa`` or ``eager``."""
     benchmark_prompts: bool = False
-    """Store the paper's instruction for every task of MTEB(eng, v1) with the model as well, so that
-    mteb gives them wherever the model is scored. For a model that learns to follow instructions."""
+    """Store the paper's instruction for every task of MTEB(eng, v1) as prompts of the model, so
+    that mteb applies them when it scores the model. For models trained to follow instructions."""
 
     @field_validator("pooling")
     @classmethod
@@ -55,27 +55,32 @@ class ModelSettings(Section):
 
 class Mix(Section):
     manifest: str
-    """A name under ``data_manifests/`` without ``.toml``, a path, or a key of ``sources=``."""
+    """Manifest of the source: a name under ``data_manifests/`` without ``.toml``, a path, or a key
+    of ``sources=``."""
     weight: PositiveFloat | None = None
-    """Share of the steps before normalisation. Set for every source of a mixture or for none."""
+    """Source's share of the steps before normalisation. Set for every source of a mixture, or for
+    none."""
 
 
 class Data(Section):
     batch_size: PositiveInt
-    """Pairs a batch, over all ranks; of each rank where batches are contextual and
-    ``objective.cross_device`` is false. A manifest may set its own."""
+    """Number of pairs in a batch over all ranks, or of each rank if batches are contextual and
+    ``objective.cross_device`` is false. A manifest may override it for its source."""
     mix: tuple[Mix, ...] = Field(min_length=1, strict=False)
     batches: Literal["shuffled", "contextual"] = "shuffled"
-    """Of which rows of a source a batch is made: any, or near ones, by ``batch_table``."""
+    """Rows that make a batch: ``shuffled`` takes any rows of a source, ``contextual`` takes similar
+    rows, as listed in ``batch_table``."""
     batch_table: str | None = None
-    """The folder that ``embedkit cluster`` wrote; may start with ``$EMBEDKIT_DATA``."""
+    """Folder that ``embedkit cluster`` wrote; may start with ``$EMBEDKIT_DATA``."""
     alpha: NonNegativeFloat = 0.5
-    """Sources are drawn with probability ~ rows ** alpha (paper, appendix D.2)."""
+    """Exponent of the sampling of sources, whose probability is proportional to rows ** alpha
+    (paper, appendix D.2)."""
     max_query_tokens: int = Field(default=512, ge=3)
-    """Special tokens included, as in ``max_document_tokens``."""
+    """Length to which queries are truncated, in tokens, special tokens included."""
     max_document_tokens: int = Field(default=512, ge=3)
+    """Length to which documents are truncated, in tokens, special tokens included."""
     workers: NonNegativeInt = 1
-    """Processes that tokenize ahead. 0 tokenizes in the training process."""
+    """Number of processes that tokenize ahead. 0 tokenizes in the training process."""
 
     @model_validator(mode="after")
     def _batches_from_a_table(self) -> Self:
@@ -101,17 +106,17 @@ class Data(Section):
 
 
 class Lora(Section):
-    """Low-rank adapters, which train in place of the weights they stand beside (peft's LoRA)."""
+    """Low-rank adapters (peft's LoRA), which are trained while the encoder's weights are frozen."""
 
     rank: PositiveInt = 16
     alpha: PositiveFloat = 32.0
-    """What an adapter adds is scaled by ``alpha / rank``."""
+    """Scale of adapters: their output is multiplied by ``alpha / rank``."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Of an adapter's input."""
+    """Dropout probability of an adapter's input."""
     target_modules: (
         Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
     ) = "all-linear"
-    """Which linear layers get an adapter, by the last parts of their names. A NeoBERT has ``qkv``,
+    """Linear layers that get an adapter, by the last parts of their names. A NeoBERT has ``qkv``,
     ``wo``, ``w12`` and ``w3``."""
 
     @field_validator("target_modules", mode="before")
@@ -129,60 +134,62 @@ class Evaluation(Section):
     held_out: bool = False
     """Evaluate on the concepts that the mixture's manifests hold out."""
     task_dirs: tuple[str, ...] = Field(default=(), strict=False)
-    """Folders of task folders; may start with ``$EMBEDKIT_DATA``."""
+    """Folders that contain task folders; may start with ``$EMBEDKIT_DATA``."""
     tasks: tuple[str, ...] = Field(default=(), strict=False)
-    """Names of tasks that mteb knows."""
+    """Names of mteb tasks to evaluate on."""
     instructions: Instructions = "none"
-    """``"paper"`` puts the paper's instruction before the texts of each task of MTEB(eng, v1), for
-    a model that is trained with such instructions. A task has a prompt that the model stores
-    either way, and a task folder its own."""
+    """Instructions before the texts of tasks. ``"paper"`` takes the paper's for each task of
+    MTEB(eng, v1), for a model trained with such instructions. Prompts that the model stores for a
+    task, and those of a task folder, apply either way."""
     max_documents: PositiveInt | None = None
-    """Cut the corpus of each held-out task."""
+    """Largest number of documents in the corpus of a held-out task. ``None`` keeps all."""
     before: bool = True
     """Evaluate the backbone too, before the first step."""
     every: PositiveInt | None = None
-    """Steps between two evaluations on the way. ``None`` evaluates at the end only."""
+    """Steps between two evaluations during training. ``None`` evaluates at the end only."""
 
     @property
     def wanted(self) -> bool:
-        """Whether there is anything to evaluate on."""
+        """Whether the recipe names anything to evaluate on."""
         return self.held_out or bool(self.task_dirs) or bool(self.tasks)
 
 
 class Recipe(Training):
-    """Contrastive fine-tuning of an encoder on pairs."""
+    """Recipe of the contrastive fine-tuning of an encoder on pairs."""
 
     epochs: PositiveFloat | None = None
-    """Passes over the mixture, resolved to steps. Give exactly one of ``steps`` and ``epochs``."""
+    """Number of passes over the mixture, resolved to steps. Give exactly one of ``steps`` and
+    ``epochs``."""
     model: str
-    """A hub id, a folder, ``package:<distribution>/<path>``, or ``starter``."""
+    """Model to fine-tune: a hub id, a folder, ``package:<distribution>/<path>``, or ``starter``."""
     embedder: ModelSettings = ModelSettings()
     data: Data
     lora: Lora | None = None
-    """``None`` trains every weight."""
+    """Low-rank adapters to train instead of the weights. ``None`` trains every weight."""
     objective: AnyPairObjective = Contrastive()
     context: ContextualConfig | None = None
-    """What joins the two encoders of ``objective.kind = "contextual"``."""
+    """Architecture of the two-stage model of ``objective.kind = "contextual"``."""
     evaluation: Evaluation = Evaluation()
 
     @property
     def batches_per_rank(self) -> bool:
-        """Whether every rank reads whole batches of its own, a step as many as there are ranks.
+        """Whether each rank reads a whole batch every step, instead of a share of one batch.
 
-        A batch of near rows that is shared out would leave each rank a part of it to tell apart.
+        With contextual batches and no shared negatives, sharing one batch of similar rows would
+        leave each query fewer hard in-batch negatives.
         """
         return self.data.batches == "contextual" and not self.objective.needs.cross_device
 
     def with_objective(self, objective: object) -> Self:
-        """Return the recipe with a loss that Python code gives.
+        """Return a copy of the recipe with an objective given as a Python object.
 
         Args:
             objective: a ``PairObjective``, or an object with a method ``backward`` and a string
                 ``identity``.
 
         Raises:
-            UserError: the recipe has an ``[objective]`` already, or the run cannot be made with
-                this one.
+            UserError: the recipe has an ``[objective]`` already, or the objective does not fit
+                the rest of the recipe.
         """
         if self.objective != Contrastive():
             raise UserError(

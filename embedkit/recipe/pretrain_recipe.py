@@ -9,79 +9,86 @@ from embedkit.recipe.training_settings import Training
 
 
 class Architecture(Section):
-    """The encoder to pretrain, by the names of ``NeoBERTConfig``; the defaults are the paper's."""
+    """Architecture of the encoder to pretrain, with the field names of ``NeoBERTConfig`` and the
+    paper's values as defaults.
+    """
 
     tokenizer: str
-    """A hub id, a folder, ``package:<distribution>/<path>``, or ``starter``."""
+    """Tokenizer: a hub id, a folder, ``package:<distribution>/<path>``, or ``starter``."""
     vocab_size: PositiveInt | None = None
-    """Rows of the embedding. ``None`` takes as many as the tokenizer has ids."""
+    """Number of rows of the embedding. ``None`` takes the number of the tokenizer's ids."""
     hidden_size: PositiveInt = 768
     num_hidden_layers: PositiveInt = 28
     num_attention_heads: PositiveInt = 12
     intermediate_size: PositiveInt = 3072
-    """Before the 2/3 that keeps a SwiGLU block at the size of a GELU one."""
+    """Width of a GELU feed-forward block. A SwiGLU block has 2/3 of it, which keeps its number of
+    weights the same."""
     hidden_act: Literal["swiglu", "gelu"] = "swiglu"
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_eps: PositiveFloat = 1e-5
     position: Literal["rope", "absolute"] = "rope"
     rope_theta: PositiveFloat = 10_000.0
     yarn_factor: float | None = Field(default=None, gt=1)
-    """Stretch RoPE to that many times ``max_position_embeddings`` (YaRN)."""
+    """Factor by which YaRN extends RoPE beyond ``max_position_embeddings``."""
     max_position_embeddings: PositiveInt = 4096
     embedding_init_range: PositiveFloat = 0.02
-    """Embeddings begin uniform in plus and minus that, as all other matrices in 0.02."""
+    """Bound of the uniform initialization of embeddings, in plus and minus; other matrices have a
+    bound of 0.02."""
     gradient_checkpointing: bool = False
 
 
 class Start(Section):
-    """How the decoder begins, where the weights are random."""
+    """Initialization of the decoder when training starts from random weights."""
 
     decoder: Literal["random", "embedding"] = "random"
-    """``embedding``: as its copy, so that a word's state need only stay near its embedding for the
-    word to be told; the two go separate ways from there."""
+    """Initial weights of the decoder. ``embedding``: a copy of the embedding matrix, so that a
+    hidden state near a token's embedding predicts that token; the two are trained separately."""
     bias: Literal["zero", "frequencies"] = "zero"
-    """``frequencies``: the logarithm of each word's share of the text, so that training does not
-    begin with learning which words are frequent."""
+    """Initial bias of the decoder. ``frequencies``: the logarithm of each token's frequency in the
+    text, so that training does not have to learn which tokens are frequent."""
 
 
 class Text(Section):
-    """A source of text in a mixture."""
+    """Source of text in a mixture."""
 
     manifest: str
-    """A name under ``data_manifests/`` without ``.toml``, a path, or a key of ``sources=``."""
+    """Manifest of the source: a name under ``data_manifests/`` without ``.toml``, a path, or a key
+    of ``sources=``."""
     weight: PositiveFloat | None = None
-    """Share of the draws before normalisation. Set for every source of a mixture or for none;
-    without weights a source comes up by its rows."""
+    """Source's share of the draws before normalisation. Set for every source of a mixture or none;
+    without weights sources are drawn in proportion to their rows."""
     min_tokens: NonNegativeInt = 0
-    """Only the documents of at least so many tokens, special tokens included: a view, no copy."""
+    """Least length of the documents to use, in tokens, special tokens included. Shorter ones are
+    skipped without a copy of the source."""
 
 
 class TextData(Section):
     mix: tuple[Text, ...] = Field(min_length=1, strict=False)
     max_tokens: int = Field(ge=8)
-    """Of a sequence, special tokens included."""
+    """Largest number of tokens of a row, special tokens included."""
     packing: Literal["none", "exact", "crossing"] = "none"
-    """``none``: a row is the beginning of one document (paper, section 3.2). ``exact``: a row is
-    as many documents as fit, side by side, each attending to itself; what is cut off a long one
-    makes further rows. ``crossing``: the next tokens of all documents in a chain, as one
-    sequence (M6)."""
+    """How documents fill rows. ``none``: a row is the beginning of one document (paper, section
+    3.2). ``exact``: a row holds as many documents as fit, each attending to itself only, and the
+    rest of a long document goes into further rows. ``crossing``: documents are concatenated, and a
+    row is the next ``max_tokens`` tokens as one sequence."""
     batch_tokens: PositiveInt
-    """Tokens of a step over all ranks: ``batch_tokens // max_tokens`` rows."""
+    """Number of tokens of a step over all ranks: ``batch_tokens // max_tokens`` rows."""
     draw_rows: PositiveInt
-    """Rows of a step that come from one source: the paper draws one for each micro-batch."""
+    """Number of rows drawn from a source at a time; a step has several draws. The paper draws a
+    source for each micro-batch."""
     micro_batch_tokens: PositiveInt = 16_384
-    """Tokens of one forward on each rank. Changes memory and speed, never the gradient."""
+    """Tokens of one forward pass on each rank. Changes memory and speed, never the gradient."""
     workers: NonNegativeInt = 1
-    """Processes that read and mask ahead. 0 does so in the training process."""
+    """Number of processes that read and mask ahead. 0 reads and masks in the training process."""
 
     @property
     def batch_rows(self) -> int:
-        """Rows of a step over all ranks."""
+        """Number of rows of a step over all ranks."""
         return self.batch_tokens // self.max_tokens
 
     @model_validator(mode="after")
     def _whole_draws(self) -> Self:
-        given = [each.weight is not None for each in self.mix]
+        given = [source.weight is not None for source in self.mix]
         if any(given) and not all(given):
             raise ValueError("weight: give every source of mix one, or none")
         if self.batch_rows == 0 or self.batch_rows % self.draw_rows:
@@ -95,24 +102,26 @@ class TextData(Section):
 class MaskedLM(Section):
     kind: Literal["masked_lm"]
     rate: float = Field(default=0.2, gt=0, lt=1)
-    """Share of the tokens that are to be guessed; special tokens never are."""
+    """Share of the tokens to predict; special tokens are never among them."""
     replace: Literal["mask", "80/10/10"] = "mask"
-    """All by [MASK], or 80 % by [MASK], 10 % by a random token and 10 % by themselves."""
+    """Replacement of the tokens to predict: [MASK] for all, or [MASK] for 80 %, a random token for
+    10 % and no change for 10 %."""
 
 
 class HeldOutLoss(Section):
     every: PositiveInt | None = None
     """Steps between two measurements. ``None`` measures at the end only."""
     rows: PositiveInt = 512
-    """Of each source that holds documents out; masked the same at every measurement."""
+    """Number of rows to measure of each source that holds documents out; they are masked the same
+    way at every measurement."""
 
 
 class PretrainRecipe(Training):
-    """Masked language modelling of a NeoBERT from random weights, or from an earlier run's."""
+    """Recipe of masked language modelling with a NeoBERT, from random or earlier weights."""
 
     model: Architecture
     init_from: str | None = None
-    """A run's folder or a model's, whose weights training starts from."""
+    """Folder of a run or a model whose weights training starts from. ``None``: random weights."""
     start: Start = Start()
     data: TextData
     objective: MaskedLM

@@ -1,4 +1,4 @@
-"""What every recipe has, whatever it trains."""
+"""Settings that pretraining and fine-tuning recipes share: optimizer, checkpoints, logging."""
 
 from typing import Literal, TypeVar
 
@@ -19,24 +19,27 @@ class Optim(Section):
     betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.01
-    """Not applied to norms and biases; ``adam`` adds it to the gradient instead of the weight."""
+    """Weight decay, not applied to norms and biases. ``adamw`` decays the weights themselves,
+    ``adam`` adds the decay to the gradient."""
     warmup_steps: NonNegativeInt = 0
+    """Number of steps of linear warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """Course of the learning rate after the warm-up."""
     min_lr_ratio: NonNegativeFloat = 0.0
-    """What is left of ``lr`` at the end of the decay under ``linear`` and ``cosine``."""
+    """Learning rate at the end of a ``linear`` or ``cosine`` decay, as a share of ``lr``."""
     decay_until: float = Field(default=1.0, gt=0, le=1)
-    """Share of all steps after which the rate has come down, and stays."""
+    """Share of all steps at which the decay ends; the learning rate is constant from there."""
     max_grad_norm: NonNegativeFloat = 1.0
-    """Largest norm of the whole gradient. 0 turns clipping off."""
+    """Norm to which the gradient of all parameters together is clipped. 0 turns clipping off."""
     gradient_accumulation_steps: PositiveInt = 1
-    """Batches whose mean gradient makes one step. Each keeps its own negatives."""
+    """Number of batches whose mean gradient makes one step. Negatives are not shared among them."""
 
 
 class Checkpoints(Section):
     every: PositiveInt = 500
     """Steps between two checkpoints. The last step always makes one."""
     keep: PositiveInt = 2
-    """The newest that stay on disk."""
+    """Number of newest checkpoints to keep on disk; older ones are deleted."""
 
 
 class Logging(Section):
@@ -45,15 +48,19 @@ class Logging(Section):
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
         default=(), strict=False
     )
+    """Experiment trackers that receive the metrics of every step."""
 
 
 class Training(Section):
-    """What every run has, whatever it trains."""
+    """Settings of every run, whether pretraining or fine-tuning."""
 
     seed: NonNegativeInt = 0
+    """Random seed of the whole run."""
     steps: PositiveInt | None = None
+    """Number of optimizer steps."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """``auto`` takes bf16 autocast where the device has it natively, else fp32."""
+    """Precision of training. ``auto`` takes bf16 autocast if the device supports it natively, else
+    fp32."""
     optim: Optim
     checkpoints: Checkpoints = Checkpoints()
     logging: Logging = Logging()
