@@ -1,4 +1,4 @@
-"""TOML in, typed values out: closed sections, one-line mistakes, overrides, differences."""
+"""TOML into typed values: closed sections, one-line error messages, overrides, differences."""
 
 import copy
 import difflib
@@ -30,7 +30,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 def shipped(folder: str) -> Path:
-    """The folder ``recipes`` or ``data_manifests``, in a wheel or in a checkout."""
+    """Return the path of ``recipes`` or ``data_manifests``, in an installed wheel or a checkout."""
     installed = Path(str(resources.files("embedkit"))) / folder
     return installed if installed.is_dir() else Path(__file__).parents[1] / folder
 
@@ -41,10 +41,17 @@ def find(
     known: Callable[[], Iterable[str]] | None = None,
     listed_by: str | None = None,
 ) -> Path:
-    """The TOML file called ``name``: a path, or a name under a shipped folder without ``.toml``.
+    """Return the path of the TOML file ``name``: a path, or a name in a shipped folder.
 
-    ``known`` are the names to offer in place of an unknown one, by default all of the folder, and
-    ``listed_by`` is the command that prints them where they are too many for a line.
+    Args:
+        folder: shipped folder, ``recipes`` or ``data_manifests``.
+        name: path that ends in ``.toml``, or name under ``folder`` without ``.toml``.
+        known: function that returns the names to suggest instead of an unknown one; by default all
+            names in the folder.
+        listed_by: command that prints the known names, if they are too many for a line.
+
+    Raises:
+        UserError: there is no such file.
     """
     if name.endswith(".toml"):
         path = Path(expand(name))
@@ -79,7 +86,11 @@ def expand(path: str) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; what is wrong with it is one line."""
+    """Return the tables of a TOML file.
+
+    Raises:
+        UserError: the file cannot be read or is not valid TOML.
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -89,10 +100,11 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def validated(section: type[SectionT], tables: Mapping[str, Any], origin: str) -> SectionT:
-    """Build ``section`` from ``tables``; every mistake in them becomes one line.
+    """Build ``section`` from ``tables``; report all mistakes in one line.
 
     Raises:
-        UserError: names ``origin``, the dotted keys and what they should be.
+        UserError: the tables are not valid; the message names ``origin``, the dotted keys and what
+            they should be.
     """
     try:
         return section.model_validate(tables)
@@ -115,9 +127,10 @@ def from_arguments(section: type[SectionT], arguments: Mapping[str, Any]) -> Sec
 
 
 def override(tables: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """``tables`` after ``dotted.key=value`` assignments; values are TOML or bare words.
+    """Return a copy of ``tables`` after ``dotted.key=value`` assignments.
 
-    Without a value, ``dotted.key=``, the key is taken out, and its default holds.
+    Values are TOML or bare words. An assignment without a value, ``dotted.key=``, removes the key,
+    so that its default applies.
     """
     changed = copy.deepcopy(dict(tables))
     for assignment in assignments:
@@ -129,7 +142,7 @@ def override(tables: Mapping[str, Any], assignments: Sequence[str]) -> dict[str,
 
 
 def differences(then: Any, now: Any, key: str = "") -> list[str]:
-    """``key: then -> now`` for every leaf of two nested tables that differs."""
+    """Return a line ``key: then -> now`` for every leaf in which two nested tables differ."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         keys = dict.fromkeys([*then, *now])
         dotted = {name: f"{key}.{name}" if key else str(name) for name in keys}
@@ -157,7 +170,7 @@ def _mistake(
     known = {name for each in sections for name in each.model_fields}
     unknown = [str(error["loc"][-1])] if error["type"] == "extra_forbidden" else []
     way = [str(part) for part in error["loc"]][: len(error["loc"]) - len(unknown)]
-    # Where a table is of several kinds, pydantic names the kind besides.
+    # For a table of several kinds, pydantic adds the kind to the path of the key.
     where = ".".join([part for part in way if part not in _kinds(sections) - known] + unknown)
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, n=1)
@@ -169,21 +182,22 @@ def _mistake(
 
 
 def _kinds(sections: Iterable[type[BaseModel]]) -> set[str]:
-    fields = [each.model_fields["kind"] for each in sections if "kind" in each.model_fields]
+    tables = [section.model_fields for section in sections]
+    fields = [table["kind"] for table in tables if "kind" in table]
     return {kind for field in fields for kind in get_args(field.annotation)}
 
 
 def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
-    """A section, those that its ``kind`` chooses among, and those that fields hold."""
+    """Yield a section class, its subclasses if it has a ``kind``, and the classes of its fields."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
         kinds = annotation.__subclasses__() if "kind" in annotation.model_fields else ()
-        fields = (each.annotation for each in annotation.model_fields.values())
+        fields = (field.annotation for field in annotation.model_fields.values())
         inner: Iterable[Any] = (*kinds, *fields)
     else:
         inner = get_args(annotation)
-    for each in inner:
-        yield from _sections(each)
+    for part in inner:
+        yield from _sections(part)
 
 
 def _assign(tables: dict[str, Any], key: str, value: Any) -> None:
@@ -192,7 +206,7 @@ def _assign(tables: dict[str, Any], key: str, value: Any) -> None:
         tables = tables.setdefault(parent, {})
         if not isinstance(tables, dict):
             raise UserError(f"--set {key}: {parent} is a value, not a table")
-    # TOML has no null.
+    # TOML has no null, so that an assignment without a value removes the key.
     if value is None:
         tables.pop(last, None)
     else:

@@ -7,13 +7,15 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _ROUNDS = 6
 _SORTED = 256
-"""Up to here sorting random numbers is quicker than a network, and mixes better."""
+"""Largest size that is shuffled by sorting random numbers, which is faster there than a Feistel
+network, and mixes better."""
 
 
 def fold_in(*parts: int | str) -> int:
-    """A 64-bit key that names one draw, e.g. ``key(seed, "dropout", step, rank, chunk)``.
+    """Return a 64-bit random key, derived from numbers and names that identify one draw.
 
-    Every part counts, and so does their order.
+    For example ``fold_in(seed, "dropout", step, rank, chunk)``. The key depends on every part and
+    on their order.
     """
     state = _GOLDEN
     for part in parts:
@@ -23,11 +25,12 @@ def fold_in(*parts: int | str) -> int:
 
 
 def permuted(index: NDArray[np.int64], size: int, shuffle_key: int) -> NDArray[np.int64]:
-    """Where a shuffle of ``range(size)`` puts ``index``: a bijection, computed per element.
+    """Return the positions of ``index`` in a shuffle of ``range(size)``, computed per element.
 
-    A Feistel network over the next power of four, walked until it falls inside ``range(size)``
-    (format-preserving encryption by cycle walking; Black and Rogaway, 2002). Costs no memory that
-    grows with ``size``, so that an epoch of hundreds of millions of rows needs no stored order.
+    The shuffle is a bijection: a Feistel network over the next power of four, applied again until
+    the value is inside ``range(size)`` (format-preserving encryption by cycle walking; Black and
+    Rogaway, 2002). Memory does not grow with ``size``, so that an epoch of hundreds of millions of
+    rows needs no stored order.
     """
     assert size > 0
     if size <= _SORTED:
@@ -41,12 +44,12 @@ def permuted(index: NDArray[np.int64], size: int, shuffle_key: int) -> NDArray[n
 
 
 def uniform(count: int, draw_key: int) -> NDArray[np.float64]:
-    """``count`` numbers in [0, 1) of 53 bits each; a longer draw begins with a shorter one."""
+    """Return ``count`` uniform 53-bit numbers in [0, 1); a longer draw extends a shorter one."""
     return (_draws(count, draw_key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _draws(count: int, draw_key: int) -> NDArray[np.uint64]:
-    """Distinct numbers: the first of SplitMix64's sequence from ``draw_key``."""
+    """Return the first ``count`` numbers of SplitMix64 from ``draw_key``; all are distinct."""
     steps = np.arange(1, count + 1, dtype=np.uint64)
     return _mix(steps * np.uint64(_GOLDEN) + np.uint64(draw_key & _MASK))
 
@@ -62,7 +65,7 @@ def _feistel(
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood, 2014) to every element."""
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -80,5 +83,5 @@ def _words(part: int | str) -> list[int]:
     if isinstance(part, int):
         return [part & _MASK]
     data = part.encode()
-    # The length goes in first, or "ab" + "c" and "a" + "bc" would name the same draw.
+    # The length comes first, since "ab", "c" and "a", "bc" would give the same key without it.
     return [len(data), *(int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8))]

@@ -23,7 +23,7 @@ ResultT = TypeVar("ResultT")
 _BUCKET_ELEMENTS = 16 * 2**20
 """Number of gradient elements averaged in one collective: 64 MiB of fp32."""
 PATIENCE = 5.0
-"""Seconds for which a failing rank waits for rank 0 to print the same mistake."""
+"""Seconds for which a failing rank waits for another rank to report the cause."""
 _FAILED = "embedkit/failed"
 """Key, in torchrun's store, of the number of ranks that have failed."""
 

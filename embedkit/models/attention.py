@@ -1,6 +1,6 @@
-"""Attention within each of many sequences that lie side by side, without padding.
+"""Attention within each of many sequences that are concatenated without padding.
 
-Shapes: T tokens of all sequences, H heads, D the width of a head.
+Shapes: T tokens of all sequences, H heads, D features of a head.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,10 @@ Kernel = Literal["reference", "grouped", "varlen", "flash2"]
 def choose_kernel(
     implementation: str | None, device: torch.device, dtype: torch.dtype, head_dim: int
 ) -> Kernel:
-    """The kernel for transformers' name of an attention implementation.
+    """Return the kernel for an attention implementation, by the name that transformers gives it.
 
-    The flash kernels take half precision on CUDA alone; elsewhere any name but ``eager`` means
-    ``grouped``. ``flash_attention_4`` re-routes torch's own kernel, for the whole process.
+    The flash kernels require half precision on CUDA; elsewhere any name but ``eager`` means
+    ``grouped``. ``flash_attention_4`` activates FA4 in torch's kernel, for the whole process.
     """
     if implementation == "eager":
         return "reference"
@@ -40,11 +40,11 @@ def choose_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the sequences of a flat batch lie: made once a forward, read by every layer.
+    """Boundaries of the sequences in a flat batch, computed once a forward pass for all layers.
 
-    ``length_groups`` are pairs of a length and how many sequences in a row have it. The grouped
-    kernel reads sequences in the order of their lengths: ``sort`` brings anything that has a row
-    for every token into that order, ``unsort`` undoes it.
+    ``length_groups`` are pairs of a length and the number of successive sequences that have it. The
+    grouped kernel reads sequences in the order of their lengths: ``sort`` brings a tensor with one
+    row per token into that order, and ``unsort`` undoes it.
     """
 
     kernel: Kernel
@@ -55,7 +55,7 @@ class Layout:
 
     @classmethod
     def of(cls, lengths: Tensor, kernel: Kernel, device: torch.device) -> Self:
-        """The layout of sequences of these lengths.
+        """Return the layout of sequences with these lengths.
 
         Shapes: ``lengths`` ``(B,)``, on the CPU; ``ends`` ``(B + 1,)`` int32, on ``device``.
         """
@@ -72,7 +72,7 @@ class Layout:
 
     @property
     def longest(self) -> int:
-        """The longest length, rounded up, as kernels are compiled anew for every other number."""
+        """Longest length rounded up to 128, since kernels are recompiled for every new value."""
         longest = max(length for length, _ in self.length_groups)
         return -(-longest // 128) * 128
 
@@ -84,7 +84,10 @@ class Layout:
 
 
 class _Reorder(torch.autograd.Function):
-    """Rows in another order. The gradient takes the way back; torch's own would add into zeros."""
+    """Reordering of rows, whose gradient is gathered in the inverse order.
+
+    The gradient of torch's ``index_select`` would be added into a tensor of zeros instead.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
@@ -98,15 +101,15 @@ class _Reorder(torch.autograd.Function):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-    """Softmax attention of every token over the tokens of its own sequence.
+    """Return softmax attention of every token over the tokens of its sequence.
 
-    Shapes: three of ``(T, H, D)``, in the order of ``layout`` -> ``(T, H, D)``.
+    Shapes: q, k and v ``(T, H, D)``, in the order of ``layout`` -> ``(T, H, D)``.
     """
     return _KERNELS[layout.kernel](q, k, v, layout)
 
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-    """By the definition, one sequence at a time: what the other kernels are compared with."""
+    """Attend by the definition, one sequence at a time; the reference for the other kernels."""
     lengths = [length for length, count in layout.length_groups for _ in range(count)]
     states = []
     for one_q, one_k, one_v in zip(
@@ -118,7 +121,7 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-    """Sequences of one length together: views of what is there, with neither mask nor copy."""
+    """Attend in groups of sequences of equal length, which are views without mask or copy."""
     sizes = [length * count for length, count in layout.length_groups]
     states = []
     for (length, count), *flat in zip(
@@ -131,7 +134,7 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-    """The FlashAttention kernels that come with torch."""
+    """Attend with the FlashAttention kernels that come with torch."""
     ends, longest = layout.ends, layout.longest
     attended = varlen_attn(q, k, v, ends, ends, longest, longest)
     assert isinstance(attended, Tensor)
@@ -139,7 +142,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
 
 
 def _flash2(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-    """The kernels of the flash-attn package."""
+    """Attend with the kernels of the flash-attn package."""
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
     ends, longest = layout.ends, layout.longest

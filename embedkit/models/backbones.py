@@ -1,4 +1,4 @@
-"""Encoders of transformers, fed with unpadded tokens: padding is made and undone here alone."""
+"""Backbones: encoders that take unpadded tokens; only this module adds and removes padding."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -12,17 +12,18 @@ from embedkit.models.neobert import NeoBERTModel
 from embedkit.tokens.batch import TokenBatch
 
 _CHUNK_COST = {"cpu": 128, "cuda": 512}
-"""What one more forward costs, in tokens: the price at which padding is worth avoiding."""
+"""Cost of one more forward pass, in tokens, which padding is weighed against, by device type."""
 
 _POSITION_TABLES = {"position_embeddings": 0, "positional_embedding": 1}
-"""Tables of absolute positions by name, transformers' and ours, and how many rows padding has."""
+"""Names of position embeddings in transformers and in embedkit, with the number of first rows that
+are reserved for padding."""
 
 _OF_NO_VECTOR = ("_name_or_path", "architectures", "dropout", "dtype", "init", "version")
-"""Parts of the names under which a configuration says nothing of what is computed when encoding."""
+"""Parts of the names of configuration entries that do not affect the vectors of an encoder."""
 
 
 class Backbone(nn.Module, ABC):
-    """An encoder as a function from tokens to their hidden states.
+    """Encoder as a function from tokens to their hidden states.
 
     Shapes: ``TokenBatch`` of T tokens -> ``(T, D)``, in the order of its ids.
     """
@@ -33,18 +34,18 @@ class Backbone(nn.Module, ABC):
 
     @property
     def width(self) -> int:
-        """Features of a hidden state, D."""
+        """Number of features of a hidden state, D."""
         return int(self.model.config.hidden_size)
 
     @abstractmethod
     def forward(self, tokens: TokenBatch, prefix: Prefix | None = None) -> Tensor:
-        """Return the states of ``tokens``, read behind ``prefix`` where there is one."""
+        """Return the hidden states of ``tokens``, read after ``prefix`` if it is given."""
 
 
 class PaddedBackbone(Backbone):
-    """A Hugging Face encoder, which reads padded chunks of sequences that are alike in length.
+    """Backbone of a Hugging Face encoder, which reads padded chunks of sequences of similar length.
 
-    Shapes: as ``Backbone``.
+    Shapes: ``TokenBatch`` of T tokens -> ``(T, D)``, in the order of its ids.
     """
 
     def __init__(self, model: PreTrainedModel, pad_id: int) -> None:
@@ -52,15 +53,15 @@ class PaddedBackbone(Backbone):
         self._pad_id = pad_id
 
     def forward(self, tokens: TokenBatch, prefix: Prefix | None = None) -> Tensor:
-        """The states of ``tokens``, read behind ``prefix`` where there is one."""
+        """Return the hidden states of ``tokens``, read after ``prefix`` if it is given."""
         device = tokens.ids.device
         lengths = tokens.lengths + (prefix.length if prefix else 0)
-        states, places = [], []
+        states, positions = [], []
         for rows in padding_plan(lengths, _CHUNK_COST.get(device.type, 512)):
             chunk = tokens.select(rows)
             states.append(self._padded_forward(chunk, prefix and prefix.select(rows)))
-            places.append(tokens.positions(rows))
-        back = torch.cat(places).argsort().to(device)
+            positions.append(tokens.positions(rows))
+        back = torch.cat(positions).argsort().to(device)
         return torch.cat(states)[back]
 
     def _padded_forward(self, chunk: TokenBatch, prefix: Prefix | None) -> Tensor:
@@ -75,19 +76,19 @@ class PaddedBackbone(Backbone):
 
 
 class NeoBERTBackbone(Backbone):
-    """A NeoBERT as a function from tokens to their hidden states, without padding anywhere.
+    """Backbone of a NeoBERT, which reads tokens without padding.
 
-    Shapes: as ``Backbone``.
+    Shapes: ``TokenBatch`` of T tokens -> ``(T, D)``, in the order of its ids.
     """
 
     model: NeoBERTModel
 
     def forward(self, tokens: TokenBatch, prefix: Prefix | None = None) -> Tensor:
-        """The states of ``tokens``, read behind ``prefix`` where there is one."""
+        """Return the hidden states of ``tokens``, read after ``prefix`` if it is given."""
         if prefix is None:
             return self.model.encode_tokens(tokens)
         rows = torch.arange(len(tokens)).repeat_interleave(tokens.lengths)
-        # Each sequence is its share of the prefix, then its tokens.
+        # Each sequence consists of its rows of the prefix, then its tokens.
         text = torch.arange(tokens.num_tokens) + prefix.length * (rows + 1)
         is_text = torch.zeros(tokens.num_tokens + len(tokens) * prefix.length, dtype=torch.bool)
         is_text[text] = True
@@ -103,9 +104,10 @@ class NeoBERTBackbone(Backbone):
 
 
 def absolute_positions(model: nn.Module) -> int | None:
-    """How many tokens a model's table of positions serves; ``None``: it has none, and no end.
+    """Return the number of positions in a model's position embedding, or ``None`` if it has none.
 
-    A table that knows its padding row, as RoBERTa's, is used from behind that row.
+    Rows up to the padding index are not counted, since models with one, such as RoBERTa, number
+    their positions after it.
     """
     for path, module in model.named_modules():
         name = path.rpartition(".")[2]
@@ -117,7 +119,7 @@ def absolute_positions(model: nn.Module) -> int | None:
 
 
 def shape_of(model: PreTrainedModel) -> dict[str, Any]:
-    """What the configuration of an encoder says of how its weights become vectors."""
+    """Return the entries of an encoder's configuration that affect its vectors."""
     return {
         key: value
         for key, value in model.config.to_dict().items()
@@ -126,7 +128,7 @@ def shape_of(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def padding_plan(lengths: Tensor, chunk_cost: int) -> list[Tensor]:
-    """Cut sequences, sorted by length, into the chunks that cost least.
+    """Split sequences, sorted by length, into chunks of least total cost.
 
     A chunk costs its rows times its longest row, plus ``chunk_cost`` tokens. Sequences of one
     length stay together, so the search is over distinct lengths.
@@ -137,20 +139,20 @@ def padding_plan(lengths: Tensor, chunk_cost: int) -> list[Tensor]:
     distinct, counts = torch.unique_consecutive(lengths[order], return_counts=True)
     ends = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     best = torch.zeros(len(distinct) + 1)
-    cuts = []
+    starts = []
     for last in range(len(distinct)):
         rows = ends[last + 1] - ends[: last + 1]
         costs = best[: last + 1] + rows * distinct[last] + chunk_cost
-        cuts.append(int(costs.argmin()))
+        starts.append(int(costs.argmin()))
         best[last + 1] = costs.min()
     chunks, end = [], len(distinct)
     while end:
-        start = cuts[end - 1]
+        start = starts[end - 1]
         chunks.append(order[int(ends[start]) : int(ends[end])])
         end = start
     return chunks[::-1]
 
 
 def _real_positions(lengths: Tensor, width: int) -> Tensor:
-    """Where the tokens that are not padding stand in a flattened ``(B, width)``, on the CPU."""
+    """Return the indices of unpadded tokens in a flattened ``(B, width)``, on the CPU."""
     return (torch.arange(width) < lengths[:, None]).flatten().nonzero().squeeze(1)

@@ -1,4 +1,4 @@
-"""``Embedder``: a backbone, a pooling and prompts; texts or tokens in, unit vectors out."""
+"""``Embedder``: a backbone, a pooling and prompts, which map texts or tokens to unit vectors."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,21 +22,21 @@ from embedkit.tokens.tokenizer import Tokenize, identity_of
 
 
 class Embedder(nn.Module):
-    """An encoder that maps texts to unit vectors.
+    """Embedding model of one stage, which maps texts to unit vectors.
 
     Args:
-        backbone: tokens to hidden states.
-        tokenizer: with its own truncation and padding switched off.
-        pooling: ``mean`` of the hidden states, ``cls``, the first one, or the name of a pooling
-            that another distribution registers.
-        include_prompt: whether the prompt's tokens take part in the pooling.
-        prompts: literal prefixes by name, ``query`` and ``document`` above all.
-        max_tokens: where ``encode`` cuts a text, special tokens included.
-        position_limit: the longest sequence that the backbone can read.
-        name: what reports call the model.
-        autocast: the type of the matrix products; ``None`` keeps that of the weights.
-        default_prompt_name: the prompt that sentence-transformers applies where none is asked for;
-            kept for evaluation and the export, since ``encode`` applies what it is told to.
+        backbone: encoder that maps tokens to hidden states.
+        tokenizer: tokenizer with truncation and padding switched off.
+        pooling: ``mean`` of the hidden states, ``cls`` for the first hidden state, or the name of a
+            pooling that another distribution registers.
+        include_prompt: whether the prompt's tokens count in the pooling.
+        prompts: literal prefixes by name, such as ``query`` and ``document``.
+        max_tokens: length to which ``encode`` truncates texts, special tokens included.
+        position_limit: length of the longest sequence that the backbone can read.
+        name: name of the model in reports.
+        autocast: dtype of the matrix products; ``None`` keeps the dtype of the weights.
+        default_prompt_name: name of the prompt that sentence-transformers applies by default. It is
+            kept for evaluation and export; ``encode`` ignores it.
     """
 
     def __init__(
@@ -84,20 +84,20 @@ class Embedder(nn.Module):
         max_tokens: int | None = None,
         show_progress: bool = False,
     ) -> NDArray[np.float32]:
-        """Embed texts in any number.
+        """Embed one text or a list of texts.
 
         Shapes: a list of n texts -> ``(n, D)``, one text -> ``(D,)``.
 
         Args:
-            texts: a text or several.
-            role: the model's prompt of that name stands before each text; by default none does.
-            prompt: stands there instead.
-            context: refused, since a model of one stage reads none.
-            max_tokens: truncate texts to fewer tokens than ``self.max_tokens``.
-            show_progress: draw a bar.
+            texts: one text, or a list of any number of texts.
+            role: name of the model's prompt to put before each text; by default there is none.
+            prompt: literal prefix of each text, used instead of the prompt of ``role``.
+            context: must be ``None``, since a model of one stage reads no context.
+            max_tokens: length to truncate texts to, at most ``self.max_tokens``.
+            show_progress: whether to show a progress bar.
 
         Raises:
-            UserError: something else than texts is given, or a context.
+            UserError: ``texts`` holds something other than texts, or a context is given.
         """
         if context is not None:
             raise UserError(f"context: {self.name} has one stage and reads none; leave it out")
@@ -115,18 +115,18 @@ class Embedder(nn.Module):
             )
 
     def encode_query(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
-        """Embed queries with the model's own prompt."""
+        """Embed queries with the model's prompt for queries."""
         return self.encode(texts, role="query")
 
     def encode_document(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
-        """Embed documents with the model's own prompt."""
+        """Embed documents with the model's prompt for documents."""
         return self.encode(texts, role="document")
 
     def save(self, folder: str | Path, *, card: str = "") -> None:
-        """Write a sentence-transformers folder that opens without embedkit.
+        """Write the model as a sentence-transformers folder that opens without embedkit.
 
         Raises:
-            UserError: ``folder`` holds something that embedkit did not write.
+            UserError: ``folder`` holds files that embedkit did not write.
         """
         from embedkit.models.export import write_model
 
@@ -134,7 +134,7 @@ class Embedder(nn.Module):
 
     @property
     def width(self) -> int:
-        """Features of a vector, D."""
+        """Number of features of a vector, D."""
         return self.backbone.width
 
     @property
@@ -144,7 +144,7 @@ class Embedder(nn.Module):
 
     @property
     def positions_before_text(self) -> int:
-        """Positions that every text costs besides its own tokens."""
+        """Number of positions in front of every text: 0, since there is no context."""
         return 0
 
     @property
@@ -153,7 +153,7 @@ class Embedder(nn.Module):
 
     @property
     def identity(self) -> str:
-        """SHA-256 of all that a vector depends on: network, tokenizer and how they are read."""
+        """SHA-256 hash of all that a vector depends on: network, tokenizer and settings."""
         settings = {
             "weights": sha256_of(self.state_dict()),
             "config": shape_of(self.backbone.model),

@@ -1,4 +1,4 @@
-"""``EmbeddingModel``: what every model offers that maps texts to vectors, in one stage or two."""
+"""``EmbeddingModel``: interface of all models that map texts to vectors, in one stage or two."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,34 +12,34 @@ from transformers import PreTrainedTokenizerBase
 from embedkit.models.contextual.context import Context
 
 Role = Literal["query", "document"]
-"""What a text is in a search; the model's prompt of that name stands before it."""
+"""Role of a text in retrieval, which selects the model's prompt of that name."""
 
 
 class EmbeddingModel(Protocol):
-    """A model of one stage (``Embedder``) or two (``Contextual``): an ``nn.Module`` on a device."""
+    """Interface of a model of one stage (``Embedder``) or two (``Contextual``), both modules."""
 
     name: str
-    """What reports call the model."""
+    """Name of the model in reports."""
     tokenizer: PreTrainedTokenizerBase
     prompts: dict[str, str]
-    """Literal prefixes by name, ``query`` and ``document`` above all."""
+    """Literal prefixes by name, such as ``query`` and ``document``."""
     max_tokens: int
-    """The length that ``encode`` truncates texts to, special tokens included."""
+    """Length to which ``encode`` truncates texts, special tokens included."""
     position_limit: int
-    """The longest text that the model can read, in tokens."""
+    """Length of the longest text that the model can read, in tokens."""
     autocast: torch.dtype | None
-    """The type of the matrix products; ``None`` keeps that of the weights."""
+    """Dtype of the matrix products; ``None`` keeps the dtype of the weights."""
     frozen: Context | None
-    """A context that ``encode`` takes where none is given; ``None`` for a model of one stage."""
+    """Context that ``encode`` uses by default; ``None`` for a model of one stage."""
 
     @property
     def default_prompt_name(self) -> str | None:
-        """The prompt that sentence-transformers and mteb apply where none is asked for."""
+        """Name of the prompt that sentence-transformers and mteb apply by default."""
         ...
 
     @property
     def width(self) -> int:
-        """Features of a vector, D."""
+        """Number of features of a vector, D."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class EmbeddingModel(Protocol):
 
     @property
     def identity(self) -> str:
-        """SHA-256 of all that a vector depends on beside its text and context."""
+        """SHA-256 hash of all that a vector depends on besides its text and context."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class EmbeddingModel(Protocol):
 
     @property
     def positions_before_text(self) -> int:
-        """Positions that every text costs besides its own tokens."""
+        """Number of positions in front of every text, such as a context."""
         ...
 
     def encode(
@@ -74,28 +74,28 @@ class EmbeddingModel(Protocol):
         max_tokens: int | None = None,
         show_progress: bool = False,
     ) -> NDArray[np.float32]:
-        """Embed texts in any number.
+        """Embed one text or a list of texts.
 
         Shapes: a list of n texts -> ``(n, D)``, one text -> ``(D,)``; unit-norm, fp32.
 
         Args:
-            texts: a text or several.
-            role: its prompt, if the model has one, stands before each text.
-            prompt: stands there instead.
-            context: the documents that a model of two stages reads beside each text.
-            max_tokens: truncate texts to fewer tokens than the model's own ``max_tokens``.
-            show_progress: draw a bar.
+            texts: one text, or a list of any number of texts.
+            role: name of the model's prompt, if it has one, to put before each text.
+            prompt: literal prefix of each text, used instead of the prompt of ``role``.
+            context: embedded documents that a model of two stages reads in front of each text.
+            max_tokens: length to truncate texts to, at most the model's ``max_tokens``.
+            show_progress: whether to show a progress bar.
 
         Raises:
-            UserError: something else than texts is given, or a context is missing or not this
-                model's.
+            UserError: ``texts`` holds something other than texts, or a context is missing or was
+                made by another model.
         """
         ...
 
     def save(self, folder: str | Path, *, card: str = "") -> None:
-        """Write a folder that sentence-transformers opens, whole or not at all.
+        """Write a folder that sentence-transformers opens; a crash leaves no partial folder.
 
         Raises:
-            UserError: ``folder`` holds something that embedkit did not write.
+            UserError: ``folder`` holds files that embedkit did not write.
         """
         ...

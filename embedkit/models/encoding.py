@@ -1,4 +1,4 @@
-"""Any number of texts to vectors, a few tokens at a time."""
+"""Embedding of any number of texts, in chunks with a limited number of tokens."""
 
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,14 +14,14 @@ from embedkit.tokens.batch import TokenBatch, chunks_by_budget
 from embedkit.tokens.tokenizer import Tokenize
 
 _TOKENS = 16_384
-"""Of one forward."""
+"""Number of tokens in one forward pass."""
 _TEXTS = 8_192
-"""Tokenized and sorted by length at a time."""
+"""Number of texts that are tokenized and sorted by length at a time."""
 
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Have a model that may be in training encode, and train on as before whatever happens."""
+    """Switch a model to evaluation mode, and restore its mode at the end, even after an error."""
     was_training = model.training
     model.eval()
     try:
@@ -42,21 +42,21 @@ def embed_texts(
     overhead: int = 0,
     show_progress: bool = False,
 ) -> NDArray[np.float32]:
-    """The vectors of texts, each behind ``prompt``: ``(len(texts), width)``, ``(width,)`` of a str.
+    """Return the vectors of texts: ``(len(texts), width)``, or ``(width,)`` for a single str.
 
     Args:
-        texts: one, or a list of any number.
-        prompt: what stands before each.
-        embed: tokens on the device to vectors.
-        tokenize: texts to tokens.
-        width: of a vector.
-        max_tokens: where a text is cut, special tokens included.
-        device: where ``embed`` works.
-        overhead: positions that a text costs besides its tokens.
-        show_progress: draw a bar.
+        texts: one text, or a list of any number of texts.
+        prompt: literal prefix of each text.
+        embed: function that maps tokens on the device to vectors.
+        tokenize: tokenizer of the model.
+        width: number of features of a vector.
+        max_tokens: length to which texts are truncated, special tokens included.
+        device: device on which ``embed`` computes.
+        overhead: number of positions in front of every text.
+        show_progress: whether to show a progress bar.
 
     Raises:
-        UserError: something else than texts is given.
+        UserError: ``texts`` holds something other than texts.
     """
     from rich.progress import track
 
@@ -72,7 +72,7 @@ def embed_texts(
 
 
 def _listed(texts: str | Sequence[str]) -> list[str]:
-    """Return one text as a list of it, and a list or an array of texts as a list."""
+    """Return ``texts`` as a list; raise UserError if it is not a text or a list of texts."""
     if isinstance(texts, str):
         return [texts]
     if isinstance(texts, bytes) or not isinstance(texts, Sequence | np.ndarray):

@@ -1,8 +1,9 @@
-"""NeoBERT as ``transformers.EuroBertModel``, and back: the same function, weight by weight.
+"""Conversion of NeoBERT to ``transformers.EuroBertModel`` and back, weight by weight.
 
-The two differ in how rows are ordered. NeoBERT keeps queries, keys and values of a head side by
-side in one matrix and rotates neighbouring features; EuroBERT keeps three matrices and rotates the
-two halves of a head. Nothing is computed, so every bit survives both ways.
+The two compute the same function from weights in a different order. NeoBERT stores queries, keys
+and values of a head side by side in one matrix and rotates neighbouring features; EuroBERT stores
+three matrices and rotates the two halves of a head. Weights are only reordered, so that the
+conversion is exact in both directions.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from transformers import EuroBertConfig, EuroBertModel, PreTrainedModel
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTModel
 
 ORIGIN = "embedkit_architecture"
-"""The key of a ``config.json`` that tells a NeoBERT in EuroBERT's clothes from a EuroBERT."""
+"""Key of a ``config.json`` that marks a EuroBERT as a converted NeoBERT."""
 
 ModelT = TypeVar("ModelT", bound=PreTrainedModel)
 
@@ -29,16 +30,16 @@ _RENAMED = {
 
 
 def obstacle(config: NeoBERTConfig) -> str | None:
-    """Why a NeoBERT is no EuroBERT; ``None``: it is one."""
+    """Return the reason why a NeoBERT cannot be written as a EuroBERT, or ``None`` if it can."""
     expected = {"position": "rope", "hidden_act": "swiglu", "norm": "rmsnorm"}
     for key, value in expected.items():
-        if (own := getattr(config, key)) != value:
-            return f"its {key} is {own}, where EuroBERT has {value}"
+        if (actual := getattr(config, key)) != value:
+            return f"its {key} is {actual}, where EuroBERT has {value}"
     return None
 
 
 def to_eurobert(model: NeoBERTModel) -> EuroBertModel:
-    """The EuroBERT that computes what ``model`` does; what needs no reordering is shared."""
+    """Return a EuroBERT equivalent to ``model``, which shares the weights that keep their order."""
     reason = obstacle(model.config)
     assert reason is None, reason
     weights = eurobert_weights(model.state_dict(), model.config.num_attention_heads)
@@ -46,20 +47,20 @@ def to_eurobert(model: NeoBERTModel) -> EuroBertModel:
 
 
 def from_eurobert(model: EuroBertModel) -> NeoBERTModel:
-    """The NeoBERT that ``to_eurobert`` made ``model`` from; what needs no reordering is shared."""
+    """Return the NeoBERT that ``to_eurobert`` converted; weights in the same order are shared."""
     weights = neobert_weights(model.state_dict(), model.config.num_attention_heads)
     return _filled(NeoBERTModel, _neobert_config(model.config), weights)
 
 
 def eurobert_weights(weights: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """The weights of a NeoBERT's encoder, named and ordered as EuroBERT's."""
+    """Return the weights of a NeoBERT encoder under EuroBERT's names and in EuroBERT's order."""
     named = {
         "embed_tokens.weight": weights["encoder.weight"],
         "norm.weight": weights["layer_norm.weight"],
     }
     for number in range(_layers(weights, "transformer_encoder.{}.wo.weight")):
         ours, theirs = f"transformer_encoder.{number}", f"layers.{number}"
-        # Rows by head, then queries, keys and values, then neighbouring pairs of features.
+        # Rows are ordered by head, then query, key and value, then neighbouring pairs of features.
         packed = weights[f"{ours}.qkv.weight"]
         q, k, v = packed.unflatten(0, (heads, 3, -1)).unbind(1)
         for name, part in (("q", _halved(q)), ("k", _halved(k)), ("v", v)):
@@ -67,13 +68,13 @@ def eurobert_weights(weights: Mapping[str, Tensor], heads: int) -> dict[str, Ten
         gate, up = weights[f"{ours}.ffn.w12.weight"].chunk(2)
         named[f"{theirs}.mlp.gate_proj.weight"] = gate.clone()
         named[f"{theirs}.mlp.up_proj.weight"] = up.clone()
-        for own, other in _RENAMED.items():
-            named[f"{theirs}.{other}.weight"] = weights[f"{ours}.{own}.weight"]
+        for neobert, eurobert in _RENAMED.items():
+            named[f"{theirs}.{eurobert}.weight"] = weights[f"{ours}.{neobert}.weight"]
     return named
 
 
 def neobert_weights(weights: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """The inverse of ``eurobert_weights``."""
+    """Return the weights of a EuroBERT in NeoBERT's form; the inverse of ``eurobert_weights``."""
     named = {
         "encoder.weight": weights["embed_tokens.weight"],
         "layer_norm.weight": weights["norm.weight"],
@@ -88,21 +89,21 @@ def neobert_weights(weights: Mapping[str, Tensor], heads: int) -> dict[str, Tens
         named[f"{ours}.qkv.weight"] = packed.flatten(0, 2)
         halves = [weights[f"{theirs}.mlp.{name}_proj.weight"] for name in ("gate", "up")]
         named[f"{ours}.ffn.w12.weight"] = torch.cat(halves)
-        for own, other in _RENAMED.items():
-            named[f"{ours}.{own}.weight"] = weights[f"{theirs}.{other}.weight"]
+        for neobert, eurobert in _RENAMED.items():
+            named[f"{ours}.{neobert}.weight"] = weights[f"{theirs}.{eurobert}.weight"]
     return named
 
 
 def _halved(rows: Tensor) -> Tensor:
-    """From pairs of features to the first features of all pairs, then the second ones.
+    """Reorder neighbouring pairs of features to the first features of all pairs, then the second.
 
-    Shapes: ``(H, head_dim, D)`` -> the same.
+    Shapes: ``(H, head_dim, D)`` -> ``(H, head_dim, D)``.
     """
     return rows.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
 
 
 def _paired(rows: Tensor) -> Tensor:
-    """The inverse of ``_halved``."""
+    """Reorder the two halves of a head to neighbouring pairs of features, as before ``_halved``."""
     return rows.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
 
 
@@ -123,7 +124,7 @@ def _eurobert_config(config: NeoBERTConfig) -> EuroBertConfig:
         pad_token_id=config.pad_token_id,
         bos_token_id=None,
         eos_token_id=None,
-        # EuroBERT's own lies beyond our vocabulary. Whoever has the tokenizer sets its.
+        # EuroBERT's default is beyond NeoBERT's vocabulary; the export sets the tokenizer's id.
         mask_token_id=0,
     )
     setattr(twin, ORIGIN, NeoBERTConfig.model_type)
@@ -134,7 +135,7 @@ def _neobert_config(config: EuroBertConfig) -> NeoBERTConfig:
     return NeoBERTConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        # Two thirds of it are the width.
+        # The width of NeoBERT's SwiGLU block is two thirds of its intermediate_size.
         intermediate_size=config.intermediate_size * 3 // 2,
         num_hidden_layers=config.num_hidden_layers,
         num_attention_heads=config.num_attention_heads,
@@ -146,7 +147,7 @@ def _neobert_config(config: EuroBertConfig) -> NeoBERTConfig:
 
 
 def _filled(kind: type[ModelT], config: Any, weights: Mapping[str, Tensor]) -> ModelT:
-    # Its initial weights are drawn for nothing, but must not shift anyone else's randomness.
+    # The initial weights are replaced below; drawing them must not change the random state.
     with torch.random.fork_rng(devices=()):
         model = kind(config)
     model.load_state_dict(weights, assign=True)

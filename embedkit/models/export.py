@@ -1,4 +1,4 @@
-"""Models out: an ``Embedder`` becomes a folder that opens where embedkit is absent."""
+"""Export of an ``Embedder`` to a folder that opens without embedkit."""
 
 import warnings
 from pathlib import Path
@@ -31,21 +31,22 @@ def export(
     to: ExportTarget = "eurobert",
     overwrite: bool = False,
 ) -> Path:
-    """Write a model in a form that others read; whole or not at all.
+    """Write a model in a format that other libraries read; a crash leaves no partial folder.
 
     Args:
         model: a hub id, a folder, ``package:<distribution>/<path>``, an alias, or a loaded model.
-        output: the folder to write.
-        to: ``eurobert``, a NeoBERT as a stock sentence-transformers folder; ``neobert``, its
-            authors' layout, with the decoder where ``model`` has one; ``onnx``, any encoder as a
-            graph from tokens to vectors.
-        overwrite: replace an earlier export in ``output``, if its files are as they were written.
+        output: folder to write.
+        to: format to write: ``eurobert``, a NeoBERT as a stock sentence-transformers folder;
+            ``neobert``, its authors' layout, with the decoder if ``model`` has one; ``onnx``, any
+            encoder as a graph from tokens to vectors.
+        overwrite: whether to replace an earlier export in ``output`` whose files are unchanged.
 
     Returns:
-        The folder.
+        Path of the folder.
 
     Raises:
-        UserError: there is no such model, it cannot take that form, or ``output`` is taken.
+        UserError: there is no such model, it cannot be written in that format, or ``output`` is
+            not empty.
     """
     if to not in get_args(ExportTarget):
         choices = ", ".join(get_args(ExportTarget))
@@ -71,10 +72,10 @@ def export(
 
 
 def stock_mode(embedder: Embedder) -> str:
-    """Return what sentence-transformers calls the pooling of a model that is to be exported.
+    """Return the name that sentence-transformers has for the pooling of a model to export.
 
     Raises:
-        UserError: it has no such pooling, so far as is known.
+        UserError: sentence-transformers is not known to have this pooling.
     """
     mode = stock_mode_of(embedder.pooling)
     if mode is None:
@@ -89,11 +90,11 @@ def stock_mode(embedder: Embedder) -> str:
 def write_model(embedder: Embedder, folder: Path, *, card: str = "") -> None:
     """Write a sentence-transformers folder that opens without embedkit and without remote code.
 
-    The folder appears whole or not at all; an older export of the same name is replaced. An
-    ablation of NeoBERT that has no stock form is written in NeoBERT's own, with a warning.
+    A crash leaves no partial folder, and an older export of the same name is replaced. An ablation
+    of NeoBERT that has no EuroBERT form is written in NeoBERT's layout, with a warning.
 
     Raises:
-        UserError: ``folder`` holds something that embedkit did not write.
+        UserError: ``folder`` holds files that embedkit did not write.
     """
     network = embedder.backbone.model
     with whole_folder(folder, "a model") as aside:
@@ -141,13 +142,13 @@ def _write_eurobert(network: NeoBERTModel, embedder: Embedder, folder: Path) -> 
 
 
 def _write_tokenizer(embedder: Embedder, folder: Path) -> None:
-    # Or the file would cut at whatever limit was in use last.
+    # ``Tokenize`` resets truncation, which tokenizer.json would keep at the limit last used.
     Tokenize(embedder.tokenizer)
     embedder.tokenizer.save_pretrained(folder)
 
 
 def _write_settings(embedder: Embedder, folder: Path) -> None:
-    """Write what sentence-transformers reads beside an encoder: pooling, prompts, limit."""
+    """Write the settings that sentence-transformers reads: modules, pooling, prompts, length."""
     for name, content in _settings(embedder).items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
@@ -161,8 +162,9 @@ def _settings(embedder: Embedder) -> dict[str, Any]:
         for number, (path, kind) in enumerate(types.items())
     ]
     mode = stock_mode(embedder)
-    # Of the switches, sentence-transformers before 5.4 reads those, and others where they are on.
-    switches = {STOCK_MODES[each]: each == mode for each in ("cls", "mean", "max", "mean_sqrt_len")}
+    # sentence-transformers before 5.4 needs these switches, and others only if they are on.
+    required = ("cls", "mean", "max", "mean_sqrt_len")
+    switches = {STOCK_MODES[name]: name == mode for name in required}
     return {
         "modules.json": modules,
         "sentence_bert_config.json": {

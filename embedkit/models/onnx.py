@@ -1,4 +1,4 @@
-"""An embedder as an ONNX graph: padded tokens in, hidden states and unit vectors out."""
+"""Export of an embedder as an ONNX graph: padded tokens in, hidden states and unit vectors out."""
 
 import logging
 import warnings
@@ -24,11 +24,11 @@ _OPSET = 18
 _TOLERANCE = 1e-4
 _TRIALS = [["a text"], ["another", "one that is longer", ""], ["word " * 150, "a", "b", "c d e"]]
 _ONE_FILE = 1_900_000_000
-"""Bytes of weights up to which they lie inside the graph's file, which may have 2 GB."""
+"""Largest size of weights, in bytes, to store in the graph's file, which is limited to 2 GB."""
 
 
 def check_installed() -> None:
-    """Raise ``UserError`` unless what writing a graph needs is there."""
+    """Raise UserError if a package that writing a graph needs is not installed."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise UserError(
@@ -37,15 +37,15 @@ def check_installed() -> None:
 
 
 def write_onnx(embedder: Embedder, path: Path) -> None:
-    """Write the graph of ``embedder``, for any number of texts of any length, and try it out.
+    """Write the graph of ``embedder``, for any number of texts of any length, and verify it.
 
     Inputs: ``input_ids`` and ``attention_mask``, ``(B, L)`` int64, padded on the right. Outputs:
-    ``last_hidden_state`` ``(B, L, D)``, and ``sentence_embedding`` ``(B, D)``, pooled as the model
-    says, of unit norm.
+    ``last_hidden_state`` ``(B, L, D)``, and ``sentence_embedding`` ``(B, D)``, which are pooled as
+    the model does and of unit norm.
 
     Raises:
-        UserError: what the model computes cannot be said in a graph, or the graph computes
-            something else.
+        UserError: the model's computation cannot be written as a graph, or the graph's vectors
+            differ from the model's.
     """
     if not embedder.include_prompt and any(embedder.prompts.values()):
         raise UserError(
@@ -56,7 +56,7 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
             f"{embedder.name}: pools by {embedder.pooling!r}; a graph can pool by mean or cls"
         )
     graph = _Graph(_traceable(embedder), embedder.pooling).float().cpu().eval()
-    # Neither 1, which is taken for a constant, nor equal.
+    # The sizes must not be 1, which the exporter takes for a constant, nor equal.
     ids = torch.ones(2, 7, dtype=torch.int64)
     mask = torch.ones_like(ids)
     mask[1, 4:] = 0
@@ -73,14 +73,14 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
             verbose=False,
         )
         assert program is not None
-        size = sum(each.numel() * each.element_size() for each in graph.parameters())
+        size = sum(weight.numel() * weight.element_size() for weight in graph.parameters())
         program.save(str(path), external_data=size > _ONE_FILE)
     _try_out(embedder, path)
 
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Silence what torch's exporter says of torch and of packages that are not there."""
+    """Silence warnings of torch's exporter about torch itself and about missing packages."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -93,7 +93,7 @@ def _quiet_exporter() -> Iterator[None]:
 
 
 def _try_out(embedder: Embedder, path: Path) -> None:
-    """Compare onnxruntime's vectors with the embedder's, on batches of several sizes."""
+    """Raise UserError if vectors of onnxruntime and the embedder differ on several test batches."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path))
@@ -128,7 +128,10 @@ class _Graph(nn.Module):
 
 
 def _traceable(embedder: Embedder) -> nn.Module:
-    """The backbone in a form that takes padding: a NeoBERT unpads, which no graph can say."""
+    """Return the encoder in a form that reads padded tokens, which a graph requires.
+
+    A NeoBERT, which reads unpadded tokens, is converted to a EuroBERT.
+    """
     network = embedder.backbone.model
     if not isinstance(network, NeoBERTModel):
         return network

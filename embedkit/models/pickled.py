@@ -1,4 +1,4 @@
-"""Weights that exist only as pickles: refused, since reading one may run what is in it."""
+"""Refusal of weights that exist only as pickles, since reading a pickle may run code in it."""
 
 from pathlib import Path
 
@@ -8,14 +8,14 @@ from embedkit.errors import UserError
 
 _PICKLE = "pytorch_model.bin"
 _ZERO_SCRIPT = "zero_to_fp32.py"
-"""What DeepSpeed puts beside the shards of a checkpoint, to make weights of them."""
+"""Script that DeepSpeed puts beside the shards of a checkpoint, to convert them to weights."""
 
 
 def refuse_pickle(encoder: str) -> None:
-    """Refuse a folder or hub id that has a pickle where safetensors are wanted.
+    """Raise UserError if a folder or hub id has weights as a pickle, and none as safetensors.
 
     Raises:
-        UserError: says how to convert it.
+        UserError: the weights are pickles; the message says how to convert them.
     """
     names = _names(encoder)
     if any(name.endswith(".safetensors") for name in names):
@@ -40,12 +40,12 @@ def refuse_pickle(encoder: str) -> None:
 
 
 def _names(encoder: str) -> list[str]:
-    """The files of a folder or, where it can be asked, of the hub."""
+    """Return the names of the files of a folder or a hub id; none if the hub cannot be reached."""
     folder = Path(encoder)
     if folder.is_dir():
         return [path.name for path in folder.iterdir()]
     try:
         return list(HfApi().list_repo_files(encoder))
-    # The hub's client raises errors of half a dozen libraries, and there is one to report already.
+    # The hub's client raises errors of many libraries; the caller has an error to report already.
     except Exception:
         return []

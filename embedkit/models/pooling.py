@@ -1,4 +1,4 @@
-"""One vector of the states of a text's tokens, by embedkit's poolings or another distribution's."""
+"""Pooling of token states to one vector per text: mean, cls, or another distribution's."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -20,14 +20,14 @@ STOCK_MODES: Mapping[str, str] = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
-"""The poolings that sentence-transformers has, and the setting that switches each on."""
+"""Poolings of sentence-transformers by name, with the setting that turns each on."""
 
 
 class Pooling(Protocol):
-    """What makes vectors of states: a function, or an object that is called like one.
+    """Interface of a pooling: a function, or an object that is called like one.
 
-    Its attribute ``stock_mode``, if it has one, is what sentence-transformers calls the same
-    computation, one of ``STOCK_MODES``: only then can a model that pools so be exported.
+    Its optional attribute ``stock_mode`` names the same pooling in sentence-transformers, one of
+    ``STOCK_MODES``; without it, a model with this pooling cannot be exported.
     """
 
     def __call__(self, hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) -> Tensor:
@@ -36,14 +36,14 @@ class Pooling(Protocol):
 
 
 def mean_by_text(hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) -> Tensor:
-    """The mean of each text's states, ``(T, D)`` -> ``(B, D)``, in fp32 or wider."""
+    """Return the mean of each text's states, ``(T, D)`` -> ``(B, D)``, in fp32 or wider."""
     hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     rows = torch.arange(len(tokens)).repeat_interleave(tokens.lengths)
     if not include_prompt:
         within = torch.arange(tokens.num_tokens) - tokens.offsets[rows]
         kept = (within >= tokens.prompt_lengths[rows]).nonzero().squeeze(1)
         rows, hidden = rows[kept], hidden[kept.to(hidden.device)]
-    # A text that its prompt has pushed out altogether has no token left, and a mean of zero.
+    # If a prompt fills the whole length limit, its text has no token left, and a mean of zero.
     counts = torch.bincount(rows, minlength=len(tokens)).clamp(min=1)
     sums = hidden.new_zeros(len(tokens), hidden.shape[-1])
     sums = sums.index_add(0, rows.to(hidden.device), hidden)
@@ -51,10 +51,10 @@ def mean_by_text(hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) ->
 
 
 def first_by_text(hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) -> Tensor:
-    """The state of each text's first token, or of the first behind its prompt; ``(B, D)``."""
+    """Return the state of each text's first token, or of the first after its prompt; ``(B, D)``."""
     first = tokens.offsets[:-1]
     if not include_prompt:
-        # As in sentence-transformers, also for a text that its prompt has pushed out altogether.
+        # As in sentence-transformers, a text without a token after its prompt uses the first token.
         behind = tokens.lengths > tokens.prompt_lengths
         first = torch.where(behind, first + tokens.prompt_lengths, first)
     return hidden[first.to(hidden.device)].to(torch.promote_types(hidden.dtype, torch.float32))
@@ -81,13 +81,13 @@ def pooling_named(name: str) -> Pooling:
 
 
 def identity_of_pooling(name: str) -> str:
-    """Return what tells versions of a pooling apart; it is empty for embedkit's own."""
+    """Return a string that identifies the version of a pooling's code; "" for embedkit's own."""
     point = None if name in _BUILT_IN else extensions.find(POOLINGS, name)
     return "" if point is None else extensions.identity(point)
 
 
 def stock_mode_of(name: str) -> str | None:
-    """Return what sentence-transformers calls a pooling; ``None``: it has no such pooling."""
+    """Return the name that sentence-transformers has for a pooling, or ``None`` if it has none."""
     if name in _BUILT_IN:
         return name
     mode = getattr(pooling_named(name), "stock_mode", None)
@@ -100,7 +100,7 @@ def stock_mode_of(name: str) -> str | None:
 
 
 def pooling_with_stock_mode(mode: str) -> str | None:
-    """Return the name of the pooling that computes what sentence-transformers calls ``mode``."""
+    """Return the name of the pooling that sentence-transformers calls ``mode``, or ``None``."""
     if mode in _BUILT_IN:
         return mode
-    return next((each for each in extensions.names(POOLINGS) if stock_mode_of(each) == mode), None)
+    return next((name for name in extensions.names(POOLINGS) if stock_mode_of(name) == mode), None)

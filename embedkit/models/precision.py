@@ -1,4 +1,4 @@
-"""Which precision the device has, and what ``auto`` therefore means."""
+"""Precision of training and encoding: bf16 support of a device, and the choice for ``auto``."""
 
 from typing import get_args
 
@@ -10,16 +10,16 @@ from embedkit.recipe import RecipeT
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether ``device`` multiplies bf16 matrices in hardware."""
+    """Return whether ``device`` multiplies bf16 matrices in hardware."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    # torch has no public name for these two; other CPUs emulate bf16, slower than fp32.
+    # torch has no public function for these two; other CPUs emulate bf16, slower than fp32.
     probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
     return any(getattr(torch.cpu, probe, bool)() for probe in probes)
 
 
 def resolve(recipe: RecipeT, device: torch.device) -> tuple[RecipeT, str]:
-    """Settle ``precision = "auto"`` for ``device``; return the recipe and what was chosen."""
+    """Resolve ``precision = "auto"`` for ``device``; return the recipe and a description."""
     if recipe.precision != "auto":
         return recipe, recipe.precision
     if has_bf16(device):

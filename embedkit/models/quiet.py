@@ -1,4 +1,4 @@
-"""Keeping transformers from drawing and reporting over our own progress and errors."""
+"""Silencing of transformers, whose progress bars and reports would mix with embedkit's."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from transformers.utils import logging
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """No bars, and no reports of loading, whose mistakes embedkit tells itself."""
+    """Disable progress bars and loading reports of transformers; embedkit reports errors itself."""
     shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()

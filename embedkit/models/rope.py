@@ -1,4 +1,4 @@
-"""Rotary positions on interleaved pairs, computed from position numbers in every forward."""
+"""Rotary positions (RoPE) on interleaved pairs, computed from positions in every forward pass."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
 def frequencies(config: Any, dtype: torch.dtype) -> tuple[Tensor, float]:
-    """Radians per position of each pair, and what cosine and sine are multiplied by.
+    """Return the radians per position of each pair, and the factor of cosine and sine (YaRN).
 
-    Shapes: ``(head_dim // 2,)``, on the CPU.
+    Shapes: radians ``(head_dim // 2,)``, on the CPU.
     """
     rope = config.rope_parameters
     if rope["rope_type"] == "yarn":
@@ -21,9 +21,9 @@ def frequencies(config: Any, dtype: torch.dtype) -> tuple[Tensor, float]:
 
 
 def rotations(config: Any, positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """What turns the pairs of every token: complex numbers, computed in the real type ``dtype``.
+    """Return the rotations of every token's pairs as complex numbers with parts of ``dtype``.
 
-    No table is kept: a sequence may be of any length, and there is no buffer to load.
+    No table is kept, so that a sequence may have any length and there is no buffer to load.
 
     Shapes: positions ``(T,)`` -> ``(T, 1, head_dim // 2)``, which fits all heads.
     """
@@ -33,11 +33,11 @@ def rotations(config: Any, positions: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:
-    """Turn every pair ``(2j, 2j + 1)`` of the last dimension.
+    """Rotate every pair ``(2j, 2j + 1)`` of the last dimension, in fp32 or wider.
 
-    Shapes: ``(T, H, head_dim)`` -> the same, computed in fp32 or wider.
+    Shapes: ``(T, H, head_dim)`` -> ``(T, H, head_dim)``.
     """
-    # As complex numbers a pair is read and written once: on CPUs three times faster than by halves.
+    # Complex pairs are read and written once, which on CPUs is three times faster than by halves.
     pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
     turned = torch.view_as_real(torch.view_as_complex(pairs) * rotations)
     return turned.flatten(-2).to(x.dtype)

@@ -1,4 +1,4 @@
-"""What a model's folder says about itself, in the words of sentence-transformers."""
+"""Settings that a model's folder stores in the format of sentence-transformers."""
 
 import json
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ from embedkit.models.pooling import STOCK_MODES, pooling_with_stock_mode
 from embedkit.storage.offline import settle_network
 
 _FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
-"""Of a model on the hub: settings, tokenizer and weights."""
+"""Patterns of the files to fetch of a model on the hub: settings, tokenizer and weights."""
 _NO_LIMIT = 10**6
-"""What a tokenizer's limit is below, where it has one."""
+"""Value of a tokenizer's ``model_max_length`` from which it means that there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where the encoder lies and how it makes vectors; the defaults are a bare encoder's."""
+    """Folder or hub id of an encoder and its settings; the defaults are for a bare encoder."""
 
     encoder: str
     pooling: str = "mean"
@@ -35,9 +35,10 @@ class Stored:
 
 
 def read_stored(folder: str) -> Stored:
-    """Read ``modules.json`` and what it names; ``folder`` may also be a hub id or a bare encoder.
+    """Read ``modules.json`` and the settings of its modules, from a folder or a hub id.
 
-    A hub id with a ``modules.json`` is fetched whole, and ``encoder`` then lies in the hub's cache.
+    A bare encoder without ``modules.json`` has the default settings. A model on the hub with a
+    ``modules.json`` is fetched whole, and ``encoder`` is then a folder in the hub's cache.
 
     Raises:
         UserError: the folder holds no model, or one with parts that embedkit does not know.
@@ -60,7 +61,7 @@ def read_stored(folder: str) -> Stored:
     encoder = root / modules["Transformer"]
     pooling = read_json(root / modules["Pooling"] / "config.json")
     limit = read_json(encoder / "sentence_bert_config.json").get("max_seq_length")
-    # Where sentence-transformers has kept it from 6.2 on.
+    # sentence-transformers stores the limit in tokenizer_config.json from 6.2 on.
     of_tokenizer = read_json(encoder / "tokenizer_config.json").get("model_max_length")
     if not limit and of_tokenizer and of_tokenizer < _NO_LIMIT:
         limit = of_tokenizer
@@ -69,7 +70,7 @@ def read_stored(folder: str) -> Stored:
         encoder=str(encoder),
         pooling=_pooling(folder, pooling),
         include_prompt=bool(pooling.get("include_prompt", True)),
-        # A side without a prompt may be null there.
+        # A prompt that is not set may be null in the file.
         prompts={k: v or "" for k, v in (settings.get("prompts") or {}).items()},
         default_prompt_name=settings.get("default_prompt_name"),
         max_tokens=int(limit) if limit else None,
@@ -78,12 +79,15 @@ def read_stored(folder: str) -> Stored:
 
 @cache
 def _fetched(name: str) -> str | None:
-    """The folder of a sentence-transformers model on the hub; ``None`` of another, or offline."""
+    """Fetch a sentence-transformers model from the hub and return its folder.
+
+    ``None`` means that the model has no ``modules.json``, or that the hub cannot be reached.
+    """
     settle_network()
     revision = PINNED.get(name)
     try:
         hf_hub_download(name, "modules.json", revision=revision)
-    # The last is that of a file that is neither in the cache nor within reach.
+    # OSError is raised for a file that is not cached while the hub cannot be reached.
     except (HFValidationError, HfHubHTTPError, EntryNotFoundError, OSError):
         return None
     try:
@@ -96,7 +100,7 @@ def _fetched(name: str) -> str | None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file, or an empty table where there is none."""
+    """Return the content of a JSON file, or an empty dict if the file does not exist."""
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:
@@ -104,9 +108,9 @@ def read_json(path: Path) -> Any:
 
 
 def _modules(folder: str) -> dict[str, str]:
-    """The path of each module by the last part of its type."""
+    """Return the path of each module by the last part of its type."""
     listed = read_json(Path(folder) / "modules.json")
-    modules = {str(each["type"]).split(".")[-1]: str(each["path"]) for each in listed}
+    modules = {str(module["type"]).split(".")[-1]: str(module["path"]) for module in listed}
     if unknown := sorted(set(modules) - {"Transformer", "Pooling", "Normalize"}):
         raise UserError(
             f"{folder}: modules.json has {', '.join(unknown)}, which embedkit cannot train; "
@@ -121,7 +125,7 @@ def _modules(folder: str) -> dict[str, str]:
 
 
 def _pooling(folder: str, config: Mapping[str, Any]) -> str:
-    # Releases from 5.4 on write a name, older ones a switch for each.
+    # sentence-transformers writes a name from 5.4 on, and before a switch for each pooling.
     named = config.get("pooling_mode")
     switched = [mode for mode, key in STOCK_MODES.items() if config.get(key)]
     modes = [named] if named else switched

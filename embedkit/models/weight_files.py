@@ -1,4 +1,4 @@
-"""The files that weights are read from: safetensors in the folder of their model, and no others."""
+"""Files of weights: only safetensors in the folder of their model are read."""
 
 import json
 import re
@@ -18,16 +18,16 @@ _SUFFIX = ".index.json"
 def check_weight_files(
     encoder: str, *, named: str | None = None, revision: str | None = None
 ) -> None:
-    """Refuse a folder or hub id whose weights do not lie in safetensors files of its own.
+    """Verify that the weights of a folder or hub id are in safetensors files inside it.
 
     Args:
-        encoder: the folder or hub id.
-        named: the file of weights, or index of such files, that config.json names as
+        encoder: folder or hub id.
+        named: file of weights, or index of such files, that config.json names as
             ``transformers_weights``.
-        revision: which revision of a hub id is meant.
+        revision: revision of a hub id.
 
     Raises:
-        UserError: names the file, and says what to do.
+        UserError: they are not; the message names the file and the remedy.
     """
     if _file(encoder, _ADAPTER, revision):
         raise UserError(
@@ -42,10 +42,10 @@ def check_weight_files(
 
 
 def shards(index: Path) -> list[str]:
-    """Return the names of the files that an index of weights names, each once.
+    """Return the sorted names of the weight files that an index lists, without repetition.
 
     Raises:
-        UserError: the index is damaged, or it names what is not a safetensors file beside it.
+        UserError: the index is damaged, or lists a file that is not a safetensors file beside it.
     """
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -68,12 +68,12 @@ def _refusal(where: str, name: object) -> str:
 
 
 def _file(encoder: str, name: str, revision: str | None) -> Path | None:
-    """One file of a folder or hub id, if it is there."""
+    """Return the path of a file of a folder or hub id, or ``None`` if there is no such file."""
     if Path(encoder).is_dir():
         path = Path(encoder) / name
         return path if path.is_file() else None
     try:
         return Path(hf_hub_download(encoder, name, revision=revision))
-    # The last is that of a file that is neither in the cache nor within reach.
+    # OSError is raised for a file that is not cached while the hub cannot be reached.
     except (HFValidationError, HfHubHTTPError, EntryNotFoundError, OSError):
         return None

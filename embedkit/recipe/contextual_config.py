@@ -1,4 +1,4 @@
-"""``ContextualConfig``: the shape of a two-stage model, ours and the published ones."""
+"""``ContextualConfig``: architecture of a two-stage model, for embedkit's and published ones."""
 
 from typing import Literal, Self
 
@@ -8,23 +8,24 @@ from embedkit.config import Section
 
 
 class ContextualConfig(Section):
-    """How the second encoder reads what the first one made of the context documents.
+    """How the second encoder reads the first encoder's embeddings of the context documents.
 
-    The defaults add nothing untrained between two pretrained encoders but a norm and a null vector.
-    The released checkpoints of Morris and Rush (2024, "Contextual Document Embeddings") differ in
-    every field from ``soft_prompts`` on; ``published.read`` sets them.
+    By default the only untrained parts between two pretrained encoders are a norm and a null
+    vector. The released checkpoints of Morris and Rush (2024, "Contextual Document Embeddings")
+    differ in every field from ``soft_prompts`` on, which loading such a checkpoint sets.
     """
 
     num_context: PositiveInt = 512
     """Number of slots for context documents, J. Slots without a document hold the null vector."""
     context_dropout: float = Field(default=0.005, ge=0, le=1)
-    """Probability that a slot holds the null vector, drawn for every text anew, in training."""
+    """Probability, in training, that the null vector replaces a context document; drawn anew for
+    every slot and text."""
     null_vector: bool = True
-    """Whether there is a null vector. Without it every context has exactly J documents."""
+    """Whether the model has a null vector. Without it every context has exactly J documents."""
     tied: bool = False
     """Whether one encoder serves both stages."""
     include_prompt: bool = True
-    """Whether the prompt's tokens take part in the mean over the text's tokens."""
+    """Whether the prompt's tokens count in the mean over the text's tokens."""
     soft_prompts: NonNegativeInt = 0
     """Number of learned vectors between the context and the text."""
     context_projection: bool = False
@@ -57,12 +58,12 @@ class ContextualConfig(Section):
 
     @property
     def num_prefix(self) -> int:
-        """Vectors that stand in front of a text."""
+        """Number of vectors in front of a text: context slots and soft prompts."""
         return self.num_context + self.soft_prompts
 
     @property
     def text_start(self) -> int:
-        """The position of a text's first token."""
+        """Position of a text's first token."""
         first = self.first_position
         if first is None:
             first = 0 if self.position_free else self.num_context

@@ -15,7 +15,7 @@ def names(group: str) -> list[str]:
 
 
 def find(group: str, name: str) -> EntryPoint | None:
-    """Return what is registered as ``name`` in ``group``.
+    """Return the entry point registered as ``name`` in ``group``, or None.
 
     Raises:
         UserError: two distributions register the name.
@@ -28,7 +28,7 @@ def find(group: str, name: str) -> EntryPoint | None:
 
 
 def load(point: EntryPoint) -> Any:
-    """Import what an entry point names.
+    """Import and return the object that an entry point names.
 
     Raises:
         UserError: its module cannot be imported, or lacks the name.
@@ -42,7 +42,7 @@ def load(point: EntryPoint) -> Any:
 
 
 def identity(point: EntryPoint) -> str:
-    """Return distribution, version and qualified name: it changes with every release."""
+    """Return an entry point's distribution, version and qualified name, which change by release."""
     return f"{_distribution(point)} {point.value}"
 
 
@@ -53,7 +53,7 @@ def _distribution(point: EntryPoint) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Kinds(Generic[SectionT]):
-    """The sections among which the ``kind`` of a table chooses: ours and the registered ones."""
+    """Section classes by the ``kind`` of their table: embedkit's and registered ones."""
 
     group: str
     base: type[SectionT]
@@ -61,14 +61,14 @@ class Kinds(Generic[SectionT]):
     default: str | None = None
 
     def resolve(self, table: Any) -> Any:
-        """Validate a table as the section of its kind; what is no table is returned as it is."""
+        """Validate a table as the section of its kind; return a value that is no dict unchanged."""
         if not isinstance(table, dict):
             return table
         kind = table.get("kind", self.default)
         return self._section(kind).model_validate({**table, "kind": kind})
 
     def identity_of(self, section: SectionT) -> str:
-        """Return what tells versions of a section's code apart; it is empty for embedkit's own.
+        """Return a string that identifies the version of a section's code; "" for embedkit's own.
 
         Raises:
             UserError: the section is not registered, and has no ``identity``.

@@ -26,7 +26,7 @@ from embedkit.recipe.pair_objectives import (
 from embedkit.recipe.training_settings import Training
 
 POOLINGS = "embedkit.poolings"
-"""The group of entry points in which other distributions register poolings."""
+"""Entry point group in which other distributions register poolings."""
 
 
 class ModelSettings(Section):
@@ -44,8 +44,8 @@ class ModelSettings(Section):
     installed, else transformers' own choice. On CPUs ``eager`` is the faster one up to a few
     hundred tokens. With a ``[context]`` encoders other than NeoBERT take ``sdpa`` or ``eager``."""
     benchmark_prompts: bool = False
-    """Store the paper's instruction for every task of MTEB(eng, v1) with the model as well, so that
-    mteb gives them wherever the model is scored. For a model that learns to follow instructions."""
+    """Store the paper's instruction for every task of MTEB(eng, v1) as prompts of the model, so
+    that mteb applies them when it scores the model. For models trained to follow instructions."""
 
     @field_validator("pooling")
     @classmethod
@@ -81,7 +81,8 @@ class Data(Section):
     batch_table: str | None = None
     """The folder that ``embedkit cluster`` wrote. The path may start with ``$EMBEDKIT_DATA``."""
     alpha: NonNegativeFloat = 0.5
-    """Sources are drawn with probability ~ rows ** alpha (paper, appendix D.2)."""
+    """Exponent of the sampling of sources, whose probability is proportional to rows ** alpha
+    (paper, appendix D.2)."""
     max_query_tokens: int = Field(default=512, ge=3)
     """Queries are cut to this many tokens, prompt and special tokens included."""
     max_document_tokens: int = Field(default=512, ge=3)
@@ -113,7 +114,7 @@ class Data(Section):
 
 
 class Lora(Section):
-    """Low-rank adapters, which train in place of the weights they stand beside (peft's LoRA)."""
+    """Low-rank adapters (peft's LoRA), which are trained while the encoder's weights are frozen."""
 
     rank: PositiveInt = 16
     """Width between the two matrices of an adapter."""
@@ -149,9 +150,9 @@ class Evaluation(Section):
     tasks: tuple[str, ...] = Field(default=(), strict=False)
     """The run is evaluated on these tasks of mteb, by their names."""
     instructions: Instructions = "none"
-    """``"paper"`` puts the paper's instruction before the texts of each task of MTEB(eng, v1), for
-    a model that is trained with such instructions. A task has a prompt that the model stores
-    either way, and a task folder its own."""
+    """Instructions before the texts of tasks. ``"paper"`` takes the paper's for each task of
+    MTEB(eng, v1), for a model trained with such instructions. Prompts that the model stores for a
+    task, and those of a task folder, apply either way."""
     max_documents: PositiveInt | None = None
     """The corpus of each held-out task has at most this many documents."""
     before: bool = True
@@ -162,12 +163,12 @@ class Evaluation(Section):
 
     @property
     def wanted(self) -> bool:
-        """Whether there is anything to evaluate on."""
+        """Whether the recipe names anything to evaluate on."""
         return self.held_out or bool(self.task_dirs) or bool(self.tasks)
 
 
 class Recipe(Training):
-    """Contrastive fine-tuning of an encoder on pairs."""
+    """Recipe of the contrastive fine-tuning of an encoder on pairs."""
 
     epochs: PositiveFloat | None = None
     """Length of the run in passes over the mixture. Exactly one of ``steps`` and ``epochs`` is
@@ -190,22 +191,23 @@ class Recipe(Training):
 
     @property
     def batches_per_rank(self) -> bool:
-        """Whether every rank reads whole batches of its own, a step as many as there are ranks.
+        """Whether each rank reads a whole batch every step, instead of a share of one batch.
 
-        A batch of near rows that is shared out would leave each rank a part of it to tell apart.
+        With contextual batches and no shared negatives, sharing one batch of similar rows would
+        leave each query fewer hard in-batch negatives.
         """
         return self.data.batches == "contextual" and not self.objective.needs.cross_device
 
     def with_objective(self, objective: object) -> Self:
-        """Return the recipe with a loss that Python code gives.
+        """Return a copy of the recipe with an objective given as a Python object.
 
         Args:
             objective: a ``PairObjective``, or an object with a method ``backward`` and a string
                 ``identity``.
 
         Raises:
-            UserError: the recipe has an ``[objective]`` already, or the run cannot be made with
-                this one.
+            UserError: the recipe has an ``[objective]`` already, or the objective does not fit
+                the rest of the recipe.
         """
         if self.objective != Contrastive():
             raise UserError(

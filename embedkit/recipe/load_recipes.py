@@ -1,4 +1,4 @@
-"""Reading a recipe from TOML."""
+"""Functions that read and validate a recipe from TOML."""
 
 import warnings
 from collections.abc import Sequence
@@ -16,13 +16,17 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a fine-tuning recipe and apply ``dotted.key=value`` overrides.
 
     Raises:
-        UserError: there is no such recipe, it is wrong somewhere, or it is one for pretraining.
+        UserError: there is no such recipe, it is not valid, or it is a pretraining recipe.
     """
     return _checked(load_any_recipe(name, overrides), Recipe, name)
 
 
 def load_pretrain_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRecipe:
-    """Read a pretraining recipe; otherwise as ``load_recipe``."""
+    """Read a pretraining recipe and apply ``dotted.key=value`` overrides.
+
+    Raises:
+        UserError: there is no such recipe, it is not valid, or it is a fine-tuning recipe.
+    """
     return _checked(load_any_recipe(name, overrides), PretrainRecipe, name)
 
 
@@ -32,7 +36,12 @@ def as_recipe(recipe: Recipe | str | Path) -> Recipe:
 
 
 def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | PretrainRecipe:
-    """Read a recipe of whatever kind its ``objective`` says."""
+    """Read a recipe for pretraining or fine-tuning, as its ``objective.kind`` says, and apply
+    ``dotted.key=value`` overrides.
+
+    Raises:
+        UserError: there is no such recipe, or it is not valid.
+    """
     path = find("recipes", name)
     tables, remarks = with_new_names(override(read_toml(path), overrides), name)
     if remarks:

@@ -1,4 +1,4 @@
-"""The objectives of fine-tuning on pairs: what a loss needs of a run, and the losses there are."""
+"""Objectives of fine-tuning on pairs: recipe sections of losses, and what a loss needs of a run."""
 
 import pkgutil
 from dataclasses import dataclass, replace
@@ -20,32 +20,32 @@ from embedkit.recipe.extensions import Kinds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a loss needs of a run: all that a run ever asks about its loss."""
+    """What a loss needs of a run. A run depends on its loss in no other way."""
 
     cross_device: bool = True
-    """Whether the negatives of all ranks count. Otherwise every rank reads whole batches of its
-    own where batches are contextual."""
+    """Whether the documents of all ranks are negatives. Otherwise, with contextual batches, each
+    rank reads a whole batch every step."""
     context: bool = False
     """Whether the model has two encoders, the second of which reads a text among documents."""
     surrogate_vectors: bool = False
-    """Whether batches carry the stored vectors of ``data.batch_table``."""
+    """Whether batches carry the surrogate's vectors, stored in ``data.batch_table``."""
     scores: bool = False
-    """Whether batches carry the scores of ``columns.score``, which every source then has."""
+    """Whether batches carry the scores of ``columns.score``, which every source must then have."""
     widths: tuple[int, ...] = ()
-    """Widths, falling, to which vectors may be truncated once they are trained so."""
+    """Widths, in falling order, to which the trained vectors may be truncated."""
 
 
 class PairObjective(Section):
-    """A loss on pairs: the table ``[objective]``, without the code that computes it.
+    """Settings of a loss on pairs, the table ``[objective]``, without the code that computes it.
 
     A subclass names that code in ``implementation`` or overrides ``build``.
     """
 
     kind: str
     implementation: ClassVar[str] = ""
-    """``module:Class`` of an object with the method ``backward`` of ``training.trainer.Objective``;
-    the class is called with the section. It is a name, so that reading a recipe imports no torch.
-    """
+    """``module:Class`` of the objective, which has the method ``backward`` of
+    ``training.trainer.Objective``; the class is called with this section. It is given by name, so
+    that reading a recipe does not import torch."""
 
     @property
     def needs(self) -> Needs:
@@ -69,19 +69,20 @@ class PairObjective(Section):
 
 
 class GivenObjective(PairObjective):
-    """An object that Python code passes to ``finetune`` in place of a table."""
+    """Objective that Python code passes to ``finetune`` as an object instead of a table."""
 
     kind: Literal["object"] = "object"
     identity: str = Field(min_length=1)
-    """What the object says of itself, which changes with what it computes."""
+    """Identity that the object states, which has to change whenever its computation changes."""
     given: Any = Field(exclude=True, repr=False)
+    """The object, with a method ``backward``."""
 
     @classmethod
     def around(cls, given: object) -> Self:
         """Wrap an object with a method ``backward`` and a string ``identity``.
 
         Raises:
-            UserError: the object lacks one of them, or its ``needs`` are no ``Needs``.
+            UserError: the object lacks one of them, or its ``needs`` is not a ``Needs``.
         """
         name = type(given).__name__
         if isinstance(given, type) or not callable(getattr(given, "backward", None)):
@@ -117,22 +118,25 @@ class InfoNCE(PairObjective):
     symmetric: bool = False
     """Also score each positive against all queries, and take the mean of the two directions."""
     cross_device: bool = True
-    """Score each query against the documents of every rank, not only its own."""
+    """Score each query against the documents of all ranks, not of its own rank only."""
     false_negatives: Literal["off", "absolute", "relative"] = "off"
-    """Drop a document from a query's negatives where the surrogate of ``data.batch_table`` scores
-    it at least as high as the positive, less ``margin`` or less that share of the positive's
-    score. Hard negatives have no stored vectors, and stay."""
+    """Filter that drops a document from a query's negatives if the surrogate of
+    ``data.batch_table`` scores it at least as high as the positive's score minus ``margin``
+    (``absolute``), or minus ``margin`` times that score (``relative``). Hard negatives have no
+    stored vectors, and stay."""
     margin: float = Field(default=0.0, ge=0, lt=1)
+    """Margin of the filter that ``false_negatives`` selects."""
     micro_batch_tokens: PositiveInt | None = None
-    """Tokens encoded at a time under gradient caching, a text's context included. ``None`` turns
-    gradient caching off."""
+    """Number of tokens encoded at a time with gradient caching, a text's context included. ``None``
+    turns gradient caching off."""
     matryoshka_dims: (
         Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)] | None
     ) = None
-    """Widths, falling, to which vectors may later be cut: the loss becomes the mean of the losses
-    of the vectors cut to each."""
+    """Widths, in falling order, to which vectors may later be truncated: the loss is the mean of
+    the losses of the vectors truncated to each width."""
     matryoshka_weights: Annotated[tuple[PositiveFloat, ...], Field(strict=False)] | None = None
-    """What each of ``matryoshka_dims`` counts in that mean. ``None`` lets all count the same."""
+    """Weight of each of ``matryoshka_dims`` in the mean of their losses. ``None`` weights them
+    equally."""
 
     @model_validator(mode="after")
     def _margin_of_a_filter(self) -> Self:
@@ -168,22 +172,23 @@ class InfoNCE(PairObjective):
 
 
 class Contrastive(InfoNCE):
-    """Over the vectors of one encoder."""
+    """InfoNCE over the vectors of one encoder."""
 
     kind: Literal["contrastive"] = "contrastive"
     implementation: ClassVar[str] = "embedkit.objectives.contrastive:ContrastiveObjective"
 
 
 class InContext(InfoNCE):
-    """Over the vectors of two encoders, the second of which reads what the first made of J of the
-    batch's own documents. The defaults are those of Morris and Rush (2024).
+    """InfoNCE over the vectors of a two-stage model, whose second encoder reads the first encoder's
+    embeddings of J documents of the batch. The defaults are from Morris and Rush (2024).
     """
 
     kind: Literal["contextual"]
     implementation: ClassVar[str] = "embedkit.objectives.contextual:ContextualObjective"
     temperature: PositiveFloat = 0.02
     cross_device: bool = False
-    """Each rank has a context of its own, and the paper shares no negatives between ranks."""
+    """Score each query against the documents of all ranks. The paper does not, since each rank has
+    a context of its own."""
 
     @property
     def needs(self) -> Needs:
@@ -197,6 +202,6 @@ OBJECTIVES = Kinds(
     {"contrastive": Contrastive, "contextual": InContext},
     default="contrastive",
 )
-"""The losses that ``objective.kind`` chooses among."""
+"""Losses that ``objective.kind`` can choose."""
 
 AnyPairObjective = Annotated[SerializeAsAny[PairObjective], BeforeValidator(OBJECTIVES.resolve)]

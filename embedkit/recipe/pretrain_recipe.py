@@ -9,7 +9,9 @@ from embedkit.recipe.training_settings import Training
 
 
 class Architecture(Section):
-    """The encoder to pretrain, by the names of ``NeoBERTConfig``; the defaults are the paper's."""
+    """Architecture of the encoder to pretrain, with the field names of ``NeoBERTConfig`` and the
+    paper's values as defaults.
+    """
 
     tokenizer: str
     """The model whose tokenizer is used: a hub id, a folder, ``package:<distribution>/<path>``, or
@@ -46,7 +48,7 @@ class Architecture(Section):
 
 
 class Start(Section):
-    """How the decoder begins, where the weights are random."""
+    """Initialization of the decoder when training starts from random weights."""
 
     decoder: Literal["random", "embedding"] = "random"
     """The decoder begins random, or as a copy of the embedding, so that a word is told by a state
@@ -57,7 +59,7 @@ class Start(Section):
 
 
 class Text(Section):
-    """A source of text in a mixture."""
+    """Source of text in a mixture."""
 
     manifest: str
     """The source's manifest: a name under ``data_manifests/`` without ``.toml``, a path, or a key
@@ -77,10 +79,10 @@ class TextData(Section):
     max_tokens: int = Field(ge=8)
     """Number of tokens of the longest sequence, special tokens included."""
     packing: Literal["none", "exact", "crossing"] = "none"
-    """``none``: a row is the beginning of one document (paper, section 3.2). ``exact``: a row is
-    as many documents as fit, side by side, each attending to itself; what is cut off a long one
-    makes further rows. ``crossing``: the next tokens of all documents in a chain, as one
-    sequence (M6)."""
+    """How documents fill rows. ``none``: a row is the beginning of one document (paper, section
+    3.2). ``exact``: a row holds as many documents as fit, each attending to itself only, and the
+    rest of a long document goes into further rows. ``crossing``: documents are concatenated, and a
+    row is the next ``max_tokens`` tokens as one sequence."""
     batch_tokens: PositiveInt
     """Number of tokens of a step over all ranks, which makes ``batch_tokens // max_tokens``
     rows."""
@@ -95,12 +97,12 @@ class TextData(Section):
 
     @property
     def batch_rows(self) -> int:
-        """Rows of a step over all ranks."""
+        """Number of rows of a step over all ranks."""
         return self.batch_tokens // self.max_tokens
 
     @model_validator(mode="after")
     def _whole_draws(self) -> Self:
-        given = [each.weight is not None for each in self.mix]
+        given = [source.weight is not None for source in self.mix]
         if any(given) and not all(given):
             raise ValueError("weight: give every source of mix one, or none")
         if self.batch_rows == 0 or self.batch_rows % self.draw_rows:
@@ -117,7 +119,7 @@ class MaskedLM(Section):
     kind: Literal["masked_lm"]
     """This kind tells a recipe for pretraining from one for fine-tuning."""
     rate: float = Field(default=0.2, gt=0, lt=1)
-    """Share of the tokens that are to be guessed; special tokens never are."""
+    """Share of the tokens to predict; special tokens are never among them."""
     replace: Literal["mask", "80/10/10"] = "mask"
     """All tokens to guess are replaced by [MASK], or 80 % of them by [MASK], 10 % by a random token
     and 10 % by themselves."""
@@ -134,7 +136,7 @@ class HeldOutLoss(Section):
 
 
 class PretrainRecipe(Training):
-    """Masked language modelling of a NeoBERT from random weights, or from an earlier run's."""
+    """Recipe of masked language modelling with a NeoBERT, from random or earlier weights."""
 
     model: Architecture
     """The encoder to pretrain."""

@@ -1,4 +1,4 @@
-"""Keys of recipes that had another name: the old ones are still read."""
+"""Renamed keys of recipes: a recipe with the old name of a key is still read, with a remark."""
 
 import copy
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ _REMOVED = {
 
 
 def with_new_names(tables: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the tables of a recipe, read from ``origin``, under today's keys.
+    """Return the tables of a recipe, read from ``origin``, under current keys, and remarks.
 
-    The second value has a remark for every key that was renamed.
+    There is one remark for every key that was renamed.
 
     Raises:
-        UserError: a key stands there under both names, or is one that no longer exists.
+        UserError: a key is set under both names, or no longer exists.
     """
     renamed = copy.deepcopy(dict(tables))
     for key, reason in _REMOVED.items():

@@ -1,4 +1,4 @@
-"""What every recipe has, whatever it trains."""
+"""Settings that pretraining and fine-tuning recipes share: optimizer, checkpoints, logging."""
 
 from typing import Literal, TypeVar
 
@@ -63,14 +63,15 @@ class Logging(Section):
 
 
 class Training(Section):
-    """What every run has, whatever it trains."""
+    """Settings of every run, whether pretraining or fine-tuning."""
 
     seed: NonNegativeInt = 0
     """Random seed for the order of the data, dropout and all else that a run draws."""
     steps: PositiveInt | None = None
     """Length of the run in optimizer steps."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """``auto`` takes bf16 autocast where the device has it natively, else fp32."""
+    """Precision of training. ``auto`` takes bf16 autocast if the device supports it natively, else
+    fp32."""
     optim: Optim
     """The optimizer, and the course of its learning rate."""
     checkpoints: Checkpoints = Checkpoints()

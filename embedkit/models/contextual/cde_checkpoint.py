@@ -1,4 +1,4 @@
-"""The released checkpoints of contextual document embeddings, cde-small-v1 and v2, read.
+"""Loading of released checkpoints of contextual document embeddings, cde-small-v1 and v2.
 
 Their weights are called ``first_stage_model.*`` and ``second_stage_model.*``; a NomicBERT inside
 has the names of its authors, not those of transformers. Their config.json says nothing of the
@@ -57,7 +57,7 @@ def read_published(
     autocast: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Contextual:
-    """The model of a folder in the layout of cde-small-v1 or v2, ready to encode or to train.
+    """Load a model from a folder in the layout of cde-small-v1 or v2, ready to encode or train.
 
     Args:
         folder: with config.json and model.safetensors.
@@ -168,7 +168,7 @@ def _soft_prompts(weights: Mapping[str, Tensor]) -> Tensor:
 
 
 def nomic_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a NomicBERT by transformers' names instead of its authors'."""
+    """Return the weights of a NomicBERT under transformers' names instead of its authors'."""
     named: dict[str, Tensor] = {}
     for name, weight in weights.items():
         for theirs, ours in _NOMIC_NAMES.items():
@@ -185,7 +185,7 @@ def nomic_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _encoder(
     weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase, folder: str
 ) -> PreTrainedModel:
-    """A NomicBERT or ModernBERT of the sizes that the weights have."""
+    """Return a NomicBERT or ModernBERT whose sizes are read off the weights."""
     kind: Any = ModernBertModel
     named, words, down = dict(weights), "embeddings.tok_embeddings", "mlp.Wo"
     if "emb_ln.weight" in weights:

@@ -1,4 +1,4 @@
-"""``Context``: the documents a model reads beside every text; vectors that remember theirs."""
+"""``Context``: embedded documents that a model reads with every text; vectors that record it."""
 
 import json
 from dataclasses import dataclass
@@ -20,21 +20,22 @@ _KEY = "embedkit_context"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """What the first encoder makes of documents of a corpus, once for all texts.
+    """Documents of a corpus as embedded by the first encoder, once for all texts.
 
     Shapes: ``vectors`` ``(n, D)`` fp32, on the CPU.
     """
 
     vectors: Tensor
     model: str
-    """``weights_identity`` of the model that made them."""
+    """``weights_identity`` of the model that computed the vectors."""
     corpus_size: int
-    """Documents that they were drawn from."""
+    """Number of documents in the corpus from which the context was drawn."""
     seed: int
+    """Random seed of the draw of documents."""
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the vectors and of the model, on which every text's vector depends."""
+        """SHA-256 hash of the vectors and the model, on which every text's vector depends."""
         return _hash(self.vectors, self.model)
 
     def save(self, path: str | Path) -> None:
@@ -46,10 +47,10 @@ class Context:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what ``save`` wrote.
+        """Read a context from a file that ``save`` wrote.
 
         Raises:
-            UserError: there is no such file, it is no context, or it was changed.
+            UserError: there is no such file, it holds no context, or it was changed.
         """
         try:
             with safe_open(path, framework="pt") as file:
@@ -65,15 +66,15 @@ class Context:
 
 
 class Embeddings(NDArray[np.float32]):
-    """Unit vectors of texts that remember the context they were made in: a numpy array.
+    """Numpy array of unit vectors of texts that records the context in which they were embedded.
 
     Arithmetic with vectors of another context is refused; results of arithmetic are plain arrays.
 
-    Shapes: ``(n, D)``, or ``(D,)`` of one text that was not in a list.
+    Shapes: ``(n, D)`` of a list of texts, or ``(D,)`` of a single text.
     """
 
     context: str
-    """Hash of the context."""
+    """Hash of the context in which the texts were embedded."""
 
     def __new__(cls, vectors: NDArray[np.float32], context: str) -> Self:
         made = np.asarray(vectors).view(cls)
@@ -81,7 +82,7 @@ class Embeddings(NDArray[np.float32]):
         return made
 
     def __array_finalize__(self, origin: object) -> None:
-        # Numpy makes slices and copies through here.
+        # Numpy calls this for slices and copies.
         self.context = getattr(origin, "context", "")
 
     def __array_ufunc__(self, ufunc: Any, method: Any, *inputs: Any, **options: Any) -> Any:
@@ -97,17 +98,17 @@ class Embeddings(NDArray[np.float32]):
 
     @property
     def vectors(self) -> NDArray[np.float32]:
-        """The vectors as a plain array."""
+        """Vectors as a plain array, without their context."""
         return np.asarray(self)
 
 
 def similarity(queries: Embeddings, documents: Embeddings) -> NDArray[np.float32]:
-    """Cosines of all queries with all documents; one text is a list of one here.
+    """Return the cosines of all queries with all documents; a single text counts as a list of one.
 
     Shapes: ``(q, D)``, ``(n, D)`` -> ``(q, n)``.
 
     Raises:
-        UserError: the two were made in different contexts, or by different models.
+        UserError: the two were embedded in different contexts, or by different models.
     """
     cosines: NDArray[np.float32] = np.atleast_2d(queries) @ np.atleast_2d(documents).T
     return cosines

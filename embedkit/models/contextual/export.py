@@ -1,4 +1,4 @@
-"""Two-stage models out and in: a sentence-transformers folder with its code in one file."""
+"""Export and loading of two-stage models: a sentence-transformers folder with code in one file."""
 
 import shutil
 from collections.abc import Mapping
@@ -116,7 +116,7 @@ def read_contextual(
 
 
 def _stock(network: PreTrainedModel, model: Contextual) -> PreTrainedModel:
-    """The encoder as a class of transformers."""
+    """Return the encoder as a class of transformers; a NeoBERT is converted to a EuroBERT."""
     if not isinstance(network, NeoBERTModel):
         return network
     if reason := obstacle(network.config):
@@ -152,7 +152,7 @@ def _under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _heads(model: Contextual) -> dict[str, Tensor]:
-    """The weights beside the encoders."""
+    """Return the weights that are not part of the encoders."""
     return {
         name: weight
         for name, weight in model.state_dict().items()

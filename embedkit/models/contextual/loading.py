@@ -1,4 +1,4 @@
-"""A name becomes a two-stage model, whoever wrote its folder."""
+"""Loading of two-stage models by name, in embedkit's format or that of published checkpoints."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ _FILES = ["*.json", "*.txt", "*.safetensors"]
 
 
 def is_contextual(model: str) -> bool:
-    """Whether ``model`` is a folder or a part of a package that holds two stages."""
+    """Return whether ``model`` names a folder, or one in a package, with a two-stage model."""
     config = read_json(Path(hub.resolve(model)) / "config.json")
     return "contextual" in config or config.get("architecture") == "transductive"
 
@@ -27,7 +27,7 @@ def load_contextual(
 ) -> Contextual:
     """Load a two-stage model: one that embedkit wrote, or a cde-small-v1 or v2.
 
-    Takes a folder, ``package:<distribution>/<path>`` or a hub id. No code that lies with it is run.
+    ``model`` is a folder, ``package:<distribution>/<path>`` or a hub id. Its code is never run.
 
     Raises:
         UserError: there is no such model, or it has one stage.

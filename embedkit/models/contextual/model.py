@@ -1,6 +1,6 @@
 """``Contextual``: two encoders, the first for context documents, the second for texts among them.
 
-Shapes: n context documents of at most J, B texts of T tokens, S soft prompts, D width.
+Shapes: n <= J context documents, B texts of T tokens in all, S soft prompts, D features.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ from embedkit.tokens.tokenizer import Tokenize, identity_of
 
 
 class Contextual(nn.Module):
-    """An encoder whose vector of a text depends on documents of the corpus it is searched in.
+    """Embedding model whose vector of a text depends on documents of the corpus to search.
 
     The first encoder embeds J context documents, each as the mean of its hidden states. The second
     reads those vectors in front of the text's tokens, and the mean of its states over the tokens
@@ -41,20 +41,21 @@ class Contextual(nn.Module):
     NeoBERT, appendix G). Queries and documents are read alike, in a context of documents.
 
     Args:
-        first: the encoder of context documents; ``None`` where only ``frozen`` is to be read. Both
-            encoders lose their pooler.
-        second: the encoder of texts; also the first one's where ``config.tied``.
-        tokenizer: of both, with its own truncation and padding switched off.
-        config: the shape of what joins them.
-        prompts: literal prefixes by name, ``query`` and ``document`` above all.
-        max_tokens: where ``encode`` cuts a text, special tokens included.
-        name: what reports call the model.
-        autocast: the type of the matrix products; ``None`` keeps that of the weights.
-        frozen: the context that ``encode`` takes where none is given.
+        first: encoder of context documents; ``None`` if only ``frozen`` is to be read. Poolers of
+            both encoders are removed.
+        second: encoder of texts, and of context documents too if ``config.tied``.
+        tokenizer: tokenizer of both encoders, with truncation and padding switched off.
+        config: settings of the layers that join the encoders.
+        prompts: literal prefixes by name, such as ``query`` and ``document``.
+        max_tokens: length to which ``encode`` truncates texts, special tokens included.
+        position_limit: number of positions that the encoders have.
+        name: name of the model in reports.
+        autocast: dtype of the matrix products; ``None`` keeps the dtype of the weights.
+        frozen: context that ``encode`` uses by default.
     """
 
     default_prompt_name = None
-    """No prompt of such a model goes before texts of every use."""
+    """Name of the default prompt; two-stage models have none."""
 
     def __init__(
         self,
@@ -84,11 +85,11 @@ class Contextual(nn.Module):
             )
         self.max_tokens = min(max_tokens, self.position_limit)
         self.second = _without_pooler(second)
-        # One name for one weight: files of weights refuse two.
+        # A tied encoder is stored under one name, since safetensors refuses shared weights.
         self._own_first = None if config.tied or first is None else _without_pooler(first)
         self._weights_hash = WeightsHash()
         with torch.random.fork_rng(devices=()):
-            # The same in every process.
+            # A fixed seed gives the same initial weights in every process.
             torch.manual_seed(0)
             words: Any = second.model.get_input_embeddings()
             self.slots = Slots(config, words.weight)
@@ -100,7 +101,7 @@ class Contextual(nn.Module):
 
     @classmethod
     def around(cls, embedder: Embedder, config: ContextualConfig) -> Self:
-        """Two copies of an embedder's encoder, or one if tied, joined by what ``config`` adds."""
+        """Return a model with two copies of an embedder's encoder, or with one if tied."""
         return cls(
             None if config.tied else deepcopy(embedder.backbone),
             embedder.backbone,
@@ -115,11 +116,11 @@ class Contextual(nn.Module):
 
     @property
     def first(self) -> Backbone | None:
-        """The encoder of context documents."""
+        """Encoder of context documents, or None."""
         return self.second if self.config.tied else self._own_first
 
     def embed_context(self, tokens: TokenBatch) -> Tensor:
-        """What ``forward`` takes as context. Shapes: n documents -> ``(n, D)``, fp32 or wider."""
+        """Embed context documents for ``forward``. Shapes: n -> ``(n, D)``, fp32 or wider."""
         first = self.first
         if first is None:
             raise UserError(f"{self.name}: has a frozen context and no encoder for another")
@@ -160,11 +161,11 @@ class Contextual(nn.Module):
 
         Args:
             corpus: texts of documents, never queries or labels.
-            num_documents: how many to draw, without replacement, or all of a smaller corpus. By
-                default as many as the model has slots; 0 documents are a context too.
-            seed: of the draw.
-            prompt: stands before each; by default the model's own for documents.
-            show_progress: draw a bar.
+            num_documents: number of documents to draw without replacement; a smaller corpus is
+                used whole. By default one for every slot of the model; 0 is allowed.
+            seed: random seed of the draw of documents.
+            prompt: literal prefix of each document; by default the model's prompt for documents.
+            show_progress: whether to show a progress bar.
 
         Raises:
             UserError: the model has fewer slots, or the corpus is a lone text.
@@ -197,17 +198,16 @@ class Contextual(nn.Module):
         """Embed texts, one or a list of any number, in ``context``.
 
         Args:
-            texts: queries or documents.
-            role: what they are; the prompt of that name stands before each text. By default they
-                are documents.
-            prompt: stands there instead.
-            context: what ``build_context`` gave; may be left out where one is frozen.
-            max_tokens: truncate texts to fewer tokens than ``self.max_tokens``.
-            show_progress: draw a bar.
+            texts: one text, or a list of any number of queries or documents.
+            role: role of the texts, which selects the prompt before each; ``document`` by default.
+            prompt: literal prefix of each text, used instead of the prompt of ``role``.
+            context: context from ``build_context``; by default the frozen one, if there is one.
+            max_tokens: length to truncate texts to, at most ``self.max_tokens``.
+            show_progress: whether to show a progress bar.
 
         Raises:
-            UserError: there is no context, a model with other weights made it, or these are no
-                texts.
+            UserError: there is no context, a model with other weights made it, or ``texts`` holds
+                something other than texts.
         """
         context = context or self.frozen
         if context is None:
@@ -233,7 +233,7 @@ class Contextual(nn.Module):
         """Write a folder that ``SentenceTransformer(folder, trust_remote_code=True)`` opens.
 
         Raises:
-            UserError: ``folder`` holds something that embedkit did not write.
+            UserError: ``folder`` holds files that embedkit did not write.
         """
         from embedkit.models.contextual.export import write_contextual
 
@@ -241,17 +241,17 @@ class Contextual(nn.Module):
 
     @property
     def width(self) -> int:
-        """Features of a vector, D."""
+        """Number of features of a vector, D."""
         return self.second.width
 
     @property
     def reads_context(self) -> bool:
-        """Whether ``encode`` needs a ``context``: not where one is frozen."""
+        """Whether ``encode`` needs a ``context``, which it does unless one is frozen."""
         return self.frozen is None
 
     @property
     def positions_before_text(self) -> int:
-        """Positions that every text costs besides its own tokens."""
+        """Number of positions in front of every text: context slots and soft prompts."""
         return self.config.num_prefix
 
     @property
@@ -260,7 +260,7 @@ class Contextual(nn.Module):
 
     def check_made(self, context: Context) -> None:
         """Raise ``UserError`` unless a model with this one's weights made ``context``."""
-        # Contexts stored by earlier versions name the identity that tells the arithmetic.
+        # Contexts stored by earlier versions hold ``identity``, which depends on autocast.
         if context.model not in (self.weights_identity, self.identity):
             raise UserError(
                 f"the context was made by another model than {self.name}; build it anew"
@@ -278,12 +278,12 @@ class Contextual(nn.Module):
         return sha256_of_json(described, default=str)
 
     def _described(self) -> dict[str, Any]:
-        """All that decides about a vector, except for the type of the matrix products."""
+        """Return all that a vector depends on, except for the dtype of the matrix products."""
         return {
             "weights": self._weights_hash.of(self),
             "config": self.config.model_dump(),
-            "encoders": [shape_of(each.model) for each in (self.first, self.second) if each],
-            # Anew, since a tokenizer changes without a trace.
+            "encoders": [shape_of(stage.model) for stage in (self.first, self.second) if stage],
+            # It is recomputed, since changes of a tokenizer leave no trace.
             "tokenizer": identity_of(self.tokenizer),
             "prompts": self.prompts,
             "max_tokens": self.max_tokens,
@@ -303,10 +303,7 @@ class Contextual(nn.Module):
         max_tokens: int | None = None,
         show_progress: bool,
     ) -> NDArray[np.float32]:
-        """Apply ``embed`` to all texts, a few tokens at a time.
-
-        A text costs ``overhead`` positions besides its tokens.
-        """
+        """Embed all texts with ``embed`` in chunks; ``overhead`` positions precede every text."""
         with without_dropout(self):
             return embed_texts(
                 texts,
@@ -322,7 +319,7 @@ class Contextual(nn.Module):
 
 
 def _without_pooler(backbone: Backbone) -> Backbone:
-    """The same without what would be neither used nor trained, and yet be stored."""
+    """Remove a backbone's pooler, which would be stored but neither used nor trained."""
     network: Any = backbone.model
     if getattr(network, "pooler", None) is not None:
         network.pooler = None

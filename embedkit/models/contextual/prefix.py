@@ -1,6 +1,6 @@
-"""``Prefix``: vectors in front of tokens, and how each architecture takes them in.
+"""``Prefix``: vectors in front of tokens, and the inputs with which an architecture reads them.
 
-Shapes: B sequences, P vectors in front of each, L columns once padded, D width.
+Shapes: B sequences, P vectors in front of each, L columns once padded, D features.
 """
 
 from dataclasses import dataclass, replace
@@ -16,21 +16,21 @@ from transformers.masking_utils import (
 
 from embedkit.errors import UserError
 
-# Others bias attention by distance in the sequence, or know no vectors in the place of tokens.
+# Others bias attention by distance in the sequence, or do not accept vectors instead of tokens.
 ARCHITECTURES = ("bert", "eurobert", "modernbert", "nomic_bert", "roberta", "xlm-roberta")
-"""transformers' types of encoders that read a prefix; a NeoBERT does so too, without padding."""
+"""Model types of transformers that can read a prefix; a NeoBERT can too, without padding."""
 
 # A flash kernel takes no mask, and reads the positions of a prefix as many texts packed in one row.
 KERNELS = ("sdpa", "eager")
-"""Implementations of attention under which they do."""
+"""Implementations of attention with which encoders of transformers can read a prefix."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """What every sequence of a batch reads in front of its tokens.
+    """Vectors that the sequences of a batch read in front of their tokens.
 
-    Shapes: ``vectors`` ``(B, P, D)``; ``positions`` ``(P,)`` int64, on the CPU; the first token
-    stands at ``text_start``.
+    Shapes: ``vectors`` ``(B, P, D)``; ``positions`` ``(P,)`` int64, on the CPU. The first token
+    has the position ``text_start``.
     """
 
     vectors: Tensor
@@ -43,19 +43,19 @@ class Prefix:
         return self.vectors.shape[1]
 
     def select(self, rows: Tensor) -> Self:
-        """The prefixes of the sequences ``rows``, in that order."""
+        """Return the prefixes of the sequences ``rows``, in that order."""
         return replace(self, vectors=self.vectors[rows.to(self.vectors.device)])
 
     def all_positions(self, width: int) -> Tensor:
-        """The positions of the prefix and of ``width`` tokens, ``(P + width,)``, on the CPU."""
+        """Return positions of the prefix and of ``width`` tokens, ``(P + width,)``, on the CPU."""
         return torch.cat([self.positions, self.text_start + torch.arange(width)])
 
 
 def prepare_to_read(model: PreTrainedModel, name: str) -> None:
-    """Have an encoder of transformers read prefixes; a flash kernel makes way for ``sdpa``.
+    """Prepare an encoder of transformers to read prefixes; replace a flash kernel by ``sdpa``.
 
     Raises:
-        UserError: its architecture cannot.
+        UserError: the encoder's architecture cannot read a prefix.
     """
     kind = model.config.model_type
     if kind not in ARCHITECTURES:
@@ -70,12 +70,12 @@ def prepare_to_read(model: PreTrainedModel, name: str) -> None:
 def prefixed_inputs(
     model: PreTrainedModel, input_ids: Tensor, mask: Tensor, prefix: Prefix
 ) -> dict[str, Any]:
-    """What to call an encoder of transformers with, so that it reads ``prefix`` first.
+    """Return the inputs with which an encoder of transformers reads ``prefix`` before its tokens.
 
-    ModernBERT's local layers see no further than a window. Its width is measured between tokens of
-    the text alone: what is in front of them sees all and is seen by all, in every layer.
+    ModernBERT's local layers attend within a window, which applies between tokens of the text
+    only: in every layer the prefix attends to all tokens, and all tokens attend to it.
 
-    Shapes: ``input_ids`` and ``mask`` ``(B, L)``; the states that come out ``(B, P + L, D)``.
+    Shapes: ``input_ids`` and ``mask`` ``(B, L)``; the encoder then returns ``(B, P + L, D)``.
     """
     network: Any = model
     kind = model.config.model_type
@@ -84,7 +84,7 @@ def prefixed_inputs(
     if prefix.entry == "published" and kind == "modernbert":
         words = network.embeddings(input_ids)
     elif prefix.entry == "published" and kind == "nomic_bert":
-        # The model is about to add it to every row.
+        # The model adds the type embedding to every row, so that it is subtracted here.
         vectors = vectors - network.embeddings.token_type_embeddings.weight[0]
     embeddings = torch.cat([vectors, words], dim=1)
     mask = torch.cat([mask.new_ones(vectors.shape[:2]), mask], dim=1)
@@ -100,7 +100,7 @@ def prefixed_inputs(
 
 
 def _widened(network: Any, embeddings: Tensor, mask: Tensor, length: int) -> dict[str, Any]:
-    """ModernBERT's two masks, the local one open to and from the first ``length`` columns."""
+    """Return ModernBERT's masks; the local one is open to and from the first ``length`` columns."""
 
     def through_prefix(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query < length) | (key < length)
@@ -115,7 +115,7 @@ def _widened(network: Any, embeddings: Tensor, mask: Tensor, length: int) -> dic
 
 
 def _rows_of_padding(model: PreTrainedModel) -> int:
-    """How many rows of a table of positions stand before that of position 0."""
+    """Return the number of rows in a position embedding before the row of position 0."""
     if model.config.model_type not in ("roberta", "xlm-roberta"):
         return 0
     return int(model.config.pad_token_id) + 1

@@ -1,4 +1,4 @@
-"""``Slots``: context vectors, the null vector and soft prompts become what a text reads first."""
+"""``Slots``: the prefix of a text, made of context vectors, the null vector and soft prompts."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from embedkit.recipe import ContextualConfig
 
 
 class Slots(nn.Module):
-    """J slots, filled with context vectors and, where those end, with the null vector.
+    """Module that fills J slots with context vectors, and the rest of them with the null vector.
 
     Shapes: ``words`` ``(V, D)``, the word embeddings of the encoder that reads the slots.
     """
@@ -31,10 +31,10 @@ class Slots(nn.Module):
             self.soft_prompts = nn.Parameter(0.01 * torch.randn(config.soft_prompts, width))
 
     def check(self, documents: int) -> None:
-        """Refuse a context of more documents than slots, or of fewer without a null vector.
+        """Verify that a context of so many documents fits the slots.
 
         Raises:
-            UserError: as said.
+            UserError: there are more documents than slots, or fewer and no null vector.
         """
         slots = self._config.num_context
         if documents > slots:
@@ -46,7 +46,7 @@ class Slots(nn.Module):
             )
 
     def forward(self, context: Tensor, texts: int) -> Prefix:
-        """What ``texts`` texts read first; in training each drops slots of its own.
+        """Return the prefix of ``texts`` texts; in training every text drops slots at random.
 
         Shapes: ``context`` ``(n, D)`` of n <= J.
         """
@@ -68,8 +68,8 @@ class Slots(nn.Module):
 
     def _positions(self) -> Tensor:
         config = self._config
-        places = torch.arange(config.num_context)
+        slots = torch.arange(config.num_context)
         if config.position_free:
-            places = torch.zeros_like(places)
+            slots = torch.zeros_like(slots)
         prompts = torch.arange(config.soft_prompts) + config.text_start - config.soft_prompts
-        return torch.cat([places, prompts])
+        return torch.cat([slots, prompts])

@@ -1,4 +1,4 @@
-"""``WeightsHash``: SHA-256 of a module's weights, computed anew only when they may have changed."""
+"""``WeightsHash``: SHA-256 of a module's weights, recomputed only when they may have changed."""
 
 from functools import cache
 
@@ -8,22 +8,22 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from embedkit.storage.hashing import sha256_of
 
 _steps_of_optimizers = 0
-"""Steps that optimizers of this process have taken since the first hash was asked for."""
+"""Number of optimizer steps in this process since the first hash was computed."""
 
 
 class WeightsHash:
-    """Remembers the hash of one module's weights, which may be gigabytes."""
+    """Cache of the hash of one module's weights, which may be gigabytes."""
 
     def __init__(self) -> None:
         self._version: object = None
         self._hash = ""
 
     def of(self, module: nn.Module) -> str:
-        """Return the hash of the weights that ``module`` has now."""
+        """Return the hash of the current weights of ``module``."""
         _count_steps()
         weights = module.state_dict()
-        versions = [(each.data_ptr(), each._version) for each in weights.values()]
-        # A fused optimizer writes past the versions of its tensors.
+        versions = [(weight.data_ptr(), weight._version) for weight in weights.values()]
+        # A fused optimizer changes tensors without a new version, so that steps are counted too.
         version = (_steps_of_optimizers, versions)
         if self._version != version:
             self._version, self._hash = version, sha256_of(weights)
@@ -32,7 +32,7 @@ class WeightsHash:
 
 @cache
 def _count_steps() -> None:
-    """Begin to count the steps of all optimizers; only a process that asks for a hash does."""
+    """Start counting the steps of all optimizers, once in a process that computes a hash."""
 
     def count(*_: object) -> None:
         global _steps_of_optimizers

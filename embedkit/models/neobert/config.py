@@ -19,15 +19,14 @@ _UNUSED = (
     "pretrained_model_name_or_path",
     "trust_remote_code",
 )
-"""What a released config.json has that follows from the rest, or concerns the code beside it."""
+"""Keys of a released config.json that are ignored, as they follow from others or concern code."""
 
 
 class NeoBERTConfig(PreTrainedConfig):
-    """The shape of a NeoBERT; the defaults are the released model's.
+    """Configuration of a NeoBERT; the defaults are the released model's.
 
-    ``max_length``, as the released config.json has it, is read as ``max_position_embeddings``, and
-    a plain ``rope_theta`` goes into ``rope_parameters``, whose ``rope_type`` is ``default`` or
-    ``yarn``.
+    ``max_length`` of the released config.json is read as ``max_position_embeddings``. A plain
+    ``rope_theta`` goes into ``rope_parameters``, whose ``rope_type`` is ``default`` or ``yarn``.
     """
 
     model_type = "neobert"
@@ -63,14 +62,14 @@ class NeoBERTConfig(PreTrainedConfig):
 
     @property
     def head_dim(self) -> int:
-        """The width of one attention head."""
+        """Number of features of an attention head."""
         return self.hidden_size // self.num_attention_heads
 
     @property
     def ffn_width(self) -> int:
-        """The inner width of a feed-forward block.
+        """Inner width of a feed-forward block.
 
-        SwiGLU has three matrices where GELU has two, and so gets two thirds of
+        SwiGLU has three matrices and GELU two, so that SwiGLU's width is two thirds of
         ``intermediate_size``, rounded up to a multiple of 8.
         """
         if self.hidden_act == "gelu":

@@ -1,6 +1,6 @@
-"""``NeoBERTModel``: a pre-norm encoder that reads sequences side by side, without padding.
+"""``NeoBERTModel``: a pre-norm encoder that reads concatenated sequences without padding.
 
-Shapes: T tokens of all sequences, D width; for the padded call B sequences of L columns.
+Shapes: T tokens of all sequences, D features; for padded input B sequences of L columns.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from embedkit.tokens.batch import TokenBatch
 
 
 class SwiGLU(nn.Module):
-    """``w3(silu(gate) * up)``; the first half of ``w12`` makes the gate, the second what passes."""
+    """Feed-forward block ``w3(silu(gate) * up)``, where ``w12`` computes gate and up together."""
 
     def __init__(self, config: NeoBERTConfig) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class SwiGLU(nn.Module):
 
 
 class GELU(nn.Module):
-    """The feed-forward block of BERT, without biases."""
+    """Feed-forward block of BERT, without biases."""
 
     def __init__(self, config: NeoBERTConfig) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class GELU(nn.Module):
 
 
 class EncoderBlock(GradientCheckpointingLayer):
-    """Attention and feed-forward, each on normed input and added to what came in."""
+    """Pre-norm transformer block: attention and feed-forward, both with a residual connection."""
 
     def __init__(self, config: NeoBERTConfig) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class EncoderBlock(GradientCheckpointingLayer):
         return after
 
     def _attention(self, x: Tensor, rotations: Tensor | None, layout: Layout) -> Tensor:
-        # The rows of qkv are grouped by head: q, k and v of the first, then of the second.
+        # The rows of qkv are grouped by head: q, k and v of the first head, then of the second.
         q, k, v = self.qkv(x).unflatten(-1, (-1, 3 * self._head_dim)).chunk(3, dim=-1)
         if rotations is not None:
             q, k = rope.rotate(q, rotations), rope.rotate(k, rotations)
@@ -74,7 +74,7 @@ class EncoderBlock(GradientCheckpointingLayer):
 
 
 class NeoBERTPreTrainedModel(PreTrainedModel):
-    """What every NeoBERT has: its config, its initial weights, and how transformers treats it."""
+    """Base class of NeoBERT models: configuration, initial weights, features for transformers."""
 
     config: NeoBERTConfig
     base_model_prefix = "model"
@@ -85,7 +85,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
 
     def _init_weights(self, module: nn.Module) -> None:
-        # transformers makes these functions leave alone what it has loaded.
+        # transformers patches these functions so that they leave loaded weights unchanged.
         if isinstance(module, nn.Linear):
             limit = self.config.decoder_init_range
             nn.init.uniform_(module.weight, -limit, limit)
@@ -101,14 +101,14 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
 
 
 class NeoBERTModel(NeoBERTPreTrainedModel):
-    """The encoder without a head: token ids in, normed hidden states out."""
+    """NeoBERT encoder without a head: token ids in, normed hidden states out."""
 
     def __init__(self, config: NeoBERTConfig) -> None:
         super().__init__(config)
         width = config.hidden_size
         self.encoder = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
         if config.position == "absolute":
-            # As published: row 0 is padding's, and position p is row p + 1.
+            # As in the published code, row 0 is for padding, and position p has row p + 1.
             self.positional_embedding = nn.Embedding(config.max_position_embeddings + 1, width)
         self.transformer_encoder = nn.ModuleList(
             EncoderBlock(config) for _ in range(config.num_hidden_layers)
@@ -117,7 +117,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         self.post_init()
 
     def encode_tokens(self, tokens: TokenBatch) -> Tensor:
-        """The hidden states of sequences side by side.
+        """Return the hidden states of sequences without padding.
 
         Shapes: T tokens -> ``(T, D)``, in the order of their ids.
         """
@@ -125,7 +125,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         return states
 
     def encode_embeddings(self, embeddings: Tensor, lengths: Tensor, positions: Tensor) -> Tensor:
-        """The hidden states of sequences side by side that need not be made of tokens.
+        """Return the hidden states of sequences of vectors, which need not be embedded tokens.
 
         Shapes: T vectors ``(T, D)``; ``lengths`` ``(B,)`` and ``positions`` ``(T,)``, both on the
         CPU -> ``(T, D)``.
@@ -145,13 +145,14 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
     ) -> BaseModelOutput:
         """Encode padded sequences, or ``tokens``, which have no padding.
 
-        Padding may stand anywhere; its hidden states are zero. ``hidden_states`` are the embeddings
-        and what each block makes of them, the last of them normed, and so ``last_hidden_state``.
+        Padding may be anywhere in a row; its hidden states are zero. ``hidden_states`` are the
+        embeddings and the output of every block, of which the last is normed and equal to
+        ``last_hidden_state``.
 
         Shapes: ``(B, L)``, or ``(B, L, D)`` for ``inputs_embeds`` -> ``(B, L, D)``; ``tokens`` of
         T tokens -> ``(T, D)``.
         """
-        if sum(each is not None for each in (input_ids, inputs_embeds, tokens)) != 1:
+        if sum(value is not None for value in (input_ids, inputs_embeds, tokens)) != 1:
             raise UserError("pass exactly one of input_ids, inputs_embeds and tokens")
         keep = output_hidden_states
         if keep is None:
@@ -198,7 +199,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
     def _states(
         self, embeddings: Tensor, lengths: Tensor, positions: Tensor, *, keep: bool
     ) -> list[Tensor]:
-        """The normed states behind the last block; those of ``keep`` are before each block."""
+        """Return the normed output of the last block; with ``keep``, all blocks' inputs first."""
         layout = self._layout(embeddings, lengths)
         positions = layout.sort(positions.to(embeddings.device))
         x, rotations = layout.sort(embeddings), None

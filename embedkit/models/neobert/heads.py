@@ -1,7 +1,7 @@
-"""NeoBERT with a head: masked language modelling, and classifying sequences or tokens.
+"""NeoBERT with a head: masked language modelling, and classification of sequences or tokens.
 
-Every model takes padded input or ``tokens``, as the encoder does; what it says of each token then
-has the shape of its input.
+Every model takes padded input or ``tokens``, as the encoder does; its output for tokens has the
+shape of its input.
 """
 
 from typing import Any
@@ -20,11 +20,11 @@ from embedkit.models.neobert.encoder import NeoBERTModel, NeoBERTPreTrainedModel
 from embedkit.tokens.batch import TokenBatch
 
 IGNORED = -100
-"""The label of a token that the loss passes over."""
+"""Label of tokens that the loss ignores."""
 
 
 class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
-    """The encoder and a decoder to the vocabulary, which is not its embedding."""
+    """NeoBERT with a decoder to the vocabulary, whose weights are not tied to the embedding."""
 
     def __init__(self, config: NeoBERTConfig) -> None:
         super().__init__(config)
@@ -50,12 +50,12 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """Logits over the vocabulary, and with ``labels`` their mean loss.
+        """Return logits over the vocabulary and, with ``labels``, the mean loss.
 
-        Training with labels gives no logits: the loss takes those of labelled tokens alone, and
-        all of them would not fit beside it.
+        With labels in training mode ``logits`` is None: only the logits of labelled tokens are
+        computed, since those of all tokens would need too much memory.
 
-        Shapes: ``labels`` as ``input_ids``, with -100 where there is nothing to guess.
+        Shapes: ``labels`` as ``input_ids``, with -100 for tokens that are not to be predicted.
         """
         encoded = self.model(
             input_ids, attention_mask, position_ids, inputs_embeds, tokens=tokens, **kwargs
@@ -72,7 +72,7 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
 
 
 class _Classifier(NeoBERTPreTrainedModel):
-    """The encoder, dropout, and a linear classifier of what comes last."""
+    """Base class of NeoBERT classifiers: the encoder, dropout, and a last linear layer."""
 
     def __init__(self, config: NeoBERTConfig) -> None:
         super().__init__(config)
@@ -82,14 +82,14 @@ class _Classifier(NeoBERTPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
     def _init_weights(self, module: nn.Module) -> None:
-        # Reaches the head alone: the encoder inside is a model with initial weights of its own.
+        # Only the head is initialized here, since the encoder initializes its weights itself.
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=self.config.classifier_init_range)
             nn.init.zeros_(module.bias)
 
 
 class NeoBERTForSequenceClassification(_Classifier):
-    """The encoder and the paper's head of two layers on the first token."""
+    """NeoBERT with the paper's sequence classification head, two layers on the first token."""
 
     def __init__(self, config: NeoBERTConfig) -> None:
         super().__init__(config)
@@ -108,7 +108,7 @@ class NeoBERTForSequenceClassification(_Classifier):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        """Logits ``(B, num_labels)``, and with ``labels`` the loss of the config's problem type."""
+        """Return logits ``(B, num_labels)`` and, with ``labels``, the loss of the problem type."""
         encoded = self.model(
             input_ids, attention_mask, position_ids, inputs_embeds, tokens=tokens, **kwargs
         )
@@ -128,7 +128,7 @@ class NeoBERTForSequenceClassification(_Classifier):
 
 
 class NeoBERTForTokenClassification(_Classifier):
-    """The encoder and a linear classifier on every token."""
+    """NeoBERT with a linear classifier on every token."""
 
     def __init__(self, config: NeoBERTConfig) -> None:
         super().__init__(config)
@@ -146,7 +146,7 @@ class NeoBERTForTokenClassification(_Classifier):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput:
-        """Logits for every token, and with ``labels``, -100 passed over, their mean loss."""
+        """Return logits of every token and, with ``labels``, the mean loss, which ignores -100."""
         encoded = self.model(
             input_ids, attention_mask, position_ids, inputs_embeds, tokens=tokens, **kwargs
         )
@@ -159,9 +159,10 @@ class NeoBERTForTokenClassification(_Classifier):
 
 
 def _mean_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
-    """Cross-entropy in fp32 or wider, by the number of labels.
+    """Return the mean cross-entropy over labels that are not ignored, in fp32 or wider.
 
-    ``count`` is what transformers' Trainer gives: the labels of all the batches that make one step.
+    If ``count`` is given, the sum is divided by it: the Trainer of transformers passes the number
+    of labels in all batches of a step.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
@@ -169,7 +170,7 @@ def _mean_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Te
 
 
 def _first_states(hidden: Tensor, mask: Tensor | None, tokens: TokenBatch | None) -> Tensor:
-    """The state of each sequence's first token, ``(B, D)``; padding may stand before it."""
+    """Return the state of each sequence's first token, ``(B, D)``; padding may precede it."""
     if tokens is not None:
         return hidden[tokens.offsets[:-1].to(hidden.device)]
     if mask is None:

@@ -1,4 +1,4 @@
-"""The names of NeoBERT's weights: every dialect in use is read, the authors' layout is written.
+"""Names of NeoBERT's weights: all variants in use are read, the authors' layout is written.
 
 The authors' layout is that of ``NeoBERTForMaskedLM``: ``model.encoder.weight``,
 ``model.transformer_encoder.0.qkv.weight``, ..., ``model.layer_norm.weight``, ``decoder.weight`` and
@@ -25,12 +25,12 @@ from embedkit.models.pickled import refuse_pickle
 from embedkit.models.weight_files import INDEX, check_weight_files, shards
 
 PINNED = {"chandar-lab/NeoBERT": "5424c8efeea6491b151d62dee55a752165407430"}
-"""The revision of a hub id that is taken where none is asked for."""
+"""Revision of a hub id that is loaded by default."""
 
 _BASE = "model"
 _HEADS = ("decoder", "dense", "classifier")
 _WRAPPERS = ("module", "_orig_mod")
-"""What DistributedDataParallel and torch.compile put into a name."""
+"""Parts that DistributedDataParallel and torch.compile add to the names of weights."""
 _FILES = ["config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json"]
 _SHOWN = 8
 
@@ -40,9 +40,9 @@ ModelT = TypeVar("ModelT", bound=NeoBERTPreTrainedModel)
 def load_pretrained(
     kind: type[ModelT], model: str | Path, *, revision: str | None = None
 ) -> ModelT:
-    """A model of class ``kind`` with the weights of a folder or hub id, in evaluation mode.
+    """Load a model of class ``kind`` from a folder or hub id, in evaluation mode.
 
-    A head that ``kind`` does not have is left out. Every weight keeps the type it is stored in.
+    Weights of a head that ``kind`` does not have are ignored. Weights keep the dtype of the file.
 
     Raises:
         UserError: there is no such model, or its weights are not exactly those of ``kind``.
@@ -77,9 +77,10 @@ def load_pretrained(
 
 
 def save_hub_layout(model: NeoBERTPreTrainedModel, folder: Path) -> None:
-    """Write ``model`` with the authors' names of weights and settings, which ours stand beside."""
+    """Write ``model`` with the authors' names of weights and both names of settings."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {_full_name(name): each.contiguous() for name, each in model.state_dict().items()}
+    state = model.state_dict()
+    weights = {_full_name(name): weight.contiguous() for name, weight in state.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = model.config
     authors_names = {NeoBERTModel: "NeoBERT", NeoBERTForMaskedLM: "NeoBERTLMHead"}
@@ -94,10 +95,13 @@ def save_hub_layout(model: NeoBERTPreTrainedModel, folder: Path) -> None:
 
 
 def normalised(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same weights under the authors' names.
+    """Return weights under the authors' names.
 
-    Understands a bare encoder, names with ``module.`` or ``_orig_mod.`` in them, and SwiGLU as
-    three matrices, of which ``w1`` is the gate and ``w2`` what passes.
+    The input may be a bare encoder, have names with ``module.`` or ``_orig_mod.`` in them, or
+    store SwiGLU as three matrices, of which ``w1`` is the gate and ``w2`` the up projection.
+
+    Raises:
+        UserError: two names stand for the same weight.
     """
     named: dict[str, Tensor] = {}
     for key, weight in weights.items():
@@ -114,12 +118,12 @@ def normalised(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _full_name(name: str) -> str:
-    """``name`` as a model with a head has it."""
+    """Return the name that a weight has in a model with a head."""
     return name if name.split(".")[0] in (_BASE, *_HEADS) else f"{_BASE}.{name}"
 
 
 def _settle_ffn_width(config: NeoBERTConfig, weights: Mapping[str, Tensor]) -> None:
-    """Read ``intermediate_size`` as the width itself where the weights show that it is meant so."""
+    """Correct ``intermediate_size`` if the weights show that config.json gives the SwiGLU width."""
     packed = weights.get("model.transformer_encoder.0.ffn.w12.weight")
     if config.hidden_act != "swiglu" or packed is None:
         return
@@ -130,8 +134,8 @@ def _settle_ffn_width(config: NeoBERTConfig, weights: Mapping[str, Tensor]) -> N
 
 def _listed(problems: Mapping[str, Iterable[str]]) -> str:
     parts = []
-    for kind, found in problems.items():
-        names = sorted(found)
+    for kind, unsorted in problems.items():
+        names = sorted(unsorted)
         if names:
             more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             parts.append(f"{len(names)} {kind}: {', '.join(names[:_SHOWN])}{more}")
@@ -165,7 +169,7 @@ def _config(folder: Path) -> NeoBERTConfig:
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder, whether in one file or in several."""
+    """Return all tensors of a folder, whether in one file or in several."""
     names = ["model.safetensors"]
     index = folder / INDEX
     if index.is_file():
