@@ -18,7 +18,6 @@ from embedkit.data.pairs.contrastive_batches import Batches
 from embedkit.data.pairs.records import open_records
 from embedkit.models import hub, precision
 from embedkit.models.export import write_model
-from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.training.optim import build_optimizer, lr_at, set_lr
 
 
@@ -45,7 +44,7 @@ def main(recipe_name: str, output: Path) -> None:
     # Model, loss and optimizer: each is a value of its own, and none knows the others.
     autocast = precision.autocast_dtype(recipe.precision, device)
     model = hub.load(recipe.model, settings=recipe.embedder, autocast=autocast, device=device)
-    objective = ContrastiveObjective(recipe.objective)
+    objective = recipe.objective.build()
     optimizer = build_optimizer(model, recipe.optim)
     batches = Batches(sampler, records, model.tokenizer, recipe.data, seed=recipe.seed)
 
