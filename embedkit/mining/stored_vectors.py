@@ -19,7 +19,7 @@ _TEXTS = 2048
 """Encoded between two blocks on disk."""
 _TYPES: dict[StoreType, type[np.generic]] = {"fp16": np.float16, "fp32": np.float32}
 _FILE = "vectors"
-_FORMAT = 2
+FORMAT = 2
 """Changes with how vectors lie on disk: those of another format are not read."""
 
 
@@ -48,7 +48,7 @@ def stored_vectors(
         console: where progress goes.
     """
     limit = min(max_tokens or embedder.max_tokens, embedder.max_tokens)
-    parts = [_FORMAT, side.identity, identity, prompt, limit, store, _TEXTS]
+    parts = [FORMAT, side.identity, identity, prompt, limit, store, _TEXTS]
     key = sha256_of_json(parts)[:32]
     kind, width = np.dtype(_TYPES[store]), embedder.backbone.width
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from embedkit.data.pairs.records import Record, Records
-from embedkit.data.pairs.rows_key import code_of
 from embedkit.data.text.token_store import TokenStore
 from embedkit.storage import cache
 from embedkit.storage.atomic import write_text
@@ -24,6 +23,8 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _CHARACTERS = 2**20
 """Tokenized at a time."""
 _COUNTED = "counted.json"
+FORMAT = 1
+"""Part of every key: raise it when other tokens are counted, or counts are written otherwise."""
 
 OnProgress = Callable[[int], object]
 """Hears how many rows have been counted, every now and then."""
@@ -84,7 +85,7 @@ def all_lengths(
         "content": records.table.facts.content,
         "prompts": records.prompts.model_dump(),
         "tokenizer": identity_of(tokenizer),
-        "code": code_of(__file__),
+        "format": FORMAT,
     }
     build = partial(
         _count_all, records=records, tokenize=Tokenize(tokenizer), on_progress=on_progress

@@ -2,21 +2,18 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Self, Unpack
 
 import numpy as np
 import pyarrow as pa
 
 from embedkit.config import expand, validated
-from embedkit.data import concepts
 from embedkit.data.manifests.manifest import (
     Description,
-    HeldOut,
     HubSource,
     Manifest,
     Options,
@@ -24,18 +21,15 @@ from embedkit.data.manifests.manifest import (
     Task,
     load_manifest,
 )
-from embedkit.data.pairs import from_rows
-from embedkit.data.pairs.from_rows import Pair
+from embedkit.data.pairs import row_folder
 from embedkit.data.pairs.layout import Layout
-from embedkit.data.pairs.rows_key import rows_key
-from embedkit.data.pairs.table import Table, TableWriter
+from embedkit.data.pairs.row_folder import Split, splits_of, table_path
+from embedkit.data.pairs.table import Table
 from embedkit.data.sources import files, open_source
 from embedkit.data.sources.open_source import OpenedSource, RowStream
 from embedkit.errors import DataError
 from embedkit.storage import cache
 from embedkit.storage.hashing import sha256_of_json
-
-Split = Literal["train", "held_out"]
 
 _KIND = "records"
 
@@ -105,14 +99,14 @@ class Records:
     def _from_part(cls, name: str, part: RowStream, options: Options) -> Self:
         description = validated(Description, options, name)
         with cache.scratch(_KIND) as aside:
-            _write(aside, name, [part], description)
+            row_folder.write(aside, name, [part], description)
             # Not of the folder that stays: equal rows may be made of other columns.
             layout = Layout.read(aside)
-            content = Table(_path(aside, "train")).facts.content
-            folder = aside.with_name(f"rows-{content[:32]}")
+            content = Table(table_path(aside, "train")).facts.content
+            folder = aside.with_name(row_folder.key_of_content(content))
             cache.publish(aside, folder)
         layout.tell_unused(name)
-        return cls(name, Table(_path(folder, "train")), description, layout)
+        return cls(name, Table(table_path(folder, "train")), description, layout)
 
     def renamed(self, name: str) -> Self:
         """The same rows under another name."""
@@ -220,9 +214,9 @@ def open_manifest(manifest: Manifest, split: Split = "train") -> Records:
         opened = open_source.opened(manifest.source)
     except DataError as error:
         raise DataError(f"{manifest.name}: {error}") from None
-    build = partial(_write, name=manifest.name, parts=opened.parts, description=manifest)
-    folder = cache.built(_KIND, rows_key(manifest, opened), build)
-    tables = {each: Table(_path(folder, each)) for each in _splits(manifest)}
+    build = partial(row_folder.write, name=manifest.name, parts=opened.parts, description=manifest)
+    folder = cache.built(_KIND, row_folder.key_of(manifest, opened), build)
+    tables = {each: Table(table_path(folder, each)) for each in splits_of(manifest)}
     layout = Layout.read(folder)
     found = {"rows": sum(map(len, tables.values())), "rows read": layout.rows_read}
     _expect(found, manifest, opened)
@@ -242,43 +236,3 @@ def _expect(rows: Mapping[str, int], manifest: Manifest, opened: OpenedSource) -
             raise DataError(f"{told}: correct {key} in the manifest if the new number is meant")
         if isinstance(manifest.source, HubSource):
             warnings.warn(f"{told}; the manifest pins no revision", stacklevel=3)
-
-
-def _write(folder: Path, name: str, parts: Iterable[RowStream], description: Description) -> None:
-    """Fill ``folder`` with one table for each split."""
-    held_out = description.held_out if isinstance(description, Manifest) else None
-    scored = description.columns.score is not None
-    layout = Layout()
-    try:
-        with ExitStack() as stack:
-            writers = {
-                split: stack.enter_context(TableWriter(_path(folder, split), scored=scored))
-                for split in _splits(description)
-            }
-            for pair in from_rows.pairs(parts, description, layout):
-                writers[_side(pair, held_out)].add(pair)
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from None
-    layout.write(folder)
-
-
-def _side(pair: Pair, held_out: HeldOut | None) -> Split:
-    """The split of the pair, which loses the negatives that belong to the other one."""
-    if held_out is None:
-        return "train"
-    side = concepts.is_held_out(pair.concept, held_out.share)
-    pair.negatives = [
-        negative
-        for negative, concept in zip(pair.negatives, pair.negative_concepts, strict=True)
-        if concepts.is_held_out(concept, held_out.share) == side
-    ]
-    return "held_out" if side else "train"
-
-
-def _splits(description: Description) -> tuple[Split, ...]:
-    holds_out = isinstance(description, Manifest) and description.held_out is not None
-    return ("train", "held_out") if holds_out else ("train",)
-
-
-def _path(folder: Path, split: Split) -> Path:
-    return folder / f"{split}.arrow"

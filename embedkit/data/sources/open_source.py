@@ -20,6 +20,9 @@ from embedkit.storage.hashing import sha256_of_file, sha256_of_text
 
 _DISTRIBUTION = "embedkit-neobert"
 
+FORMAT = 1
+"""Part of the key of all that is made of rows: raise it when files become other rows."""
+
 
 @dataclass(frozen=True)
 class RowStream:

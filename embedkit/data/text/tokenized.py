@@ -11,13 +11,8 @@ import numpy as np
 from rich.progress import SpinnerColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
-from embedkit.data import concepts
-from embedkit.data.manifests import columns, readers
-from embedkit.data.pairs.rows_key import code_of
-from embedkit.data.sources import distinct, files, hub, joins, open_source
+from embedkit.data.sources import open_source
 from embedkit.data.sources.open_source import OpenedSource
-from embedkit.data.sources.readers import docstring, icd, obo
-from embedkit.data.text import documents, token_store
 from embedkit.data.text.documents import Document, is_held_out
 from embedkit.data.text.texts import Texts
 from embedkit.data.text.token_store import Split, StoreWriter, TokenStore
@@ -28,22 +23,8 @@ from embedkit.tokens.vocabulary import backend_of
 
 _CHARACTERS = 2**20
 """Tokenized at a time: what the tokenizer returns takes a hundred times the memory of its ids."""
-# Ids depend on the code of these, so their place in the cache does too.
-_MAKERS = (
-    columns,
-    concepts,
-    distinct,
-    documents,
-    files,
-    hub,
-    joins,
-    open_source,
-    readers,
-    token_store,
-    obo,
-    icd,
-    docstring,
-)
+FORMAT = 1
+"""Part of every key: raise it when rows become other documents, or ids are written otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +113,14 @@ def _key(texts: Texts, opened: OpenedSource, tokenizer: PreTrainedTokenizerBase)
     making = texts.description.model_dump(
         include={"columns", "filter", "drop_empty", "deduplicate", "held_out"}
     )
-    reader = texts.source.model_dump(mode="json").get("reader")
-    code = code_of(__file__, *(module.__file__ for module in _MAKERS))
-    parts = {"making": making, "reader": reader, "source": opened.identity, "code": code}
-    return sha256_of_json({**parts, "tokenizer": _identity(tokenizer)})[:32]
+    parts = {
+        "making": making,
+        "reader": texts.source.model_dump(mode="json").get("reader"),
+        "source": opened.identity,
+        "formats": [FORMAT, open_source.FORMAT],
+        "tokenizer": _identity(tokenizer),
+    }
+    return sha256_of_json(parts)[:32]
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:

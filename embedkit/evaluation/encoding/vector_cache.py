@@ -16,7 +16,7 @@ from embedkit.errors import ArgumentError
 from embedkit.storage.blocks import DamagedBlockError, KeyedBlock, Keys
 from embedkit.storage.hashing import sha256_of_text
 
-_FORMAT = 2
+FORMAT = 2
 """Part of every name: files of another format are not read, and go as those in use need room."""
 _SUFFIX = ".block"
 _SUFFIXES = (_SUFFIX, ".keys", ".vectors")
@@ -124,7 +124,7 @@ class VectorCache:
 
 def _group(identity: str, prompt: str) -> str:
     """What the names of the files of a model's vectors under a prompt begin with."""
-    return sha256_of_text(f"{_FORMAT}\n{identity}\n{prompt}")[:32]
+    return sha256_of_text(f"{FORMAT}\n{identity}\n{prompt}")[:32]
 
 
 @dataclass(frozen=True)
