@@ -36,7 +36,7 @@ class Commands(TyperGroup):
         except typer.TyperException as error:
             raise UserError(_mistake(error)) from None
         if standalone_mode:
-            sys.exit(code)
+            sys.exit(code or 0)
         return code
 
 

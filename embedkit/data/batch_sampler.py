@@ -98,7 +98,7 @@ class BatchSampler:
     def __getitem__(self, batch: int) -> BatchRows:
         """The rows of a batch; raises ``IndexError`` outside the schedule."""
         if not 0 <= batch < len(self):
-            raise IndexError(f"batch {batch} of a schedule of {len(self)}")
+            raise IndexError(f"batch {batch} of a sampler of {len(self)}")
         step, micro = divmod(batch, self._per_step)
         index = int(self._draws[step])
         source = self.sources[index]

@@ -40,7 +40,11 @@ def one_stage(model: str | Path | EmbeddingModel, *, dtype: Dtype, purpose: str)
     Raises:
         UserError: there is no such model, or it has two stages, which ``purpose`` cannot use.
     """
+    name = str(model) if isinstance(model, str | Path) else model.name
     model = opened(model, dtype=dtype)
     if not isinstance(model, Embedder):
-        raise UserError(f"{model.name}: has two stages; {purpose} needs a model of one stage")
+        raise UserError(
+            f"{name}: is a contextual model, whose vectors depend on a corpus; {purpose} needs a "
+            "model of one stage"
+        )
     return model.to(distributed.local_device())

@@ -271,7 +271,7 @@ def test_an_export_of_one_form_may_replace_that_of_another(masked_lm: Path, tmp_
     [
         (MINILM, "eurobert", ": is a bert, not a NeoBERT; --to onnx takes any encoder"),
         (MINILM, "neobert", ": is a bert, not a NeoBERT"),
-        (MINILM, "gguf", "--to gguf: choose eurobert, neobert, onnx"),
+        (MINILM, "gguf", "--to: 'gguf' is not one of 'eurobert', 'neobert', 'onnx'"),
         ("/no/such/folder", "eurobert", "/no/such/folder: no such folder"),
     ],
 )

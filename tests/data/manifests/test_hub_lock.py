@@ -60,7 +60,7 @@ def test_the_newest_commits_are_written_down_and_what_was_pinned_stays(
     lock.write_text(f'[commits]\n"org/b" = "{"0" * 40}"\n')
     code = f"""
 from pathlib import Path
-from embedkit.data.hub_lock import update
+from embedkit.data.manifests.hub_lock import update
 lock, ids = Path({str(lock)!r}), ["org/b", "org/a"]
 print(update(lock, ids))
 print(lock.read_text().splitlines()[1:])
@@ -77,8 +77,8 @@ print(update(lock, ids, upgrade=True))
 def test_without_a_pin_the_newest_is_read_and_a_line_says_so(hub: str) -> None:
     code = """
 import warnings
-from embedkit.data.hub import locate
-from embedkit.data.manifest import HubSource
+from embedkit.data.sources.hub import locate
+from embedkit.data.manifests.manifest import HubSource
 with warnings.catch_warnings(record=True) as caught:
     print(locate(HubSource(kind="hub", id="org/a")).revision)
 print(caught[0].message)

@@ -128,8 +128,9 @@ def test_vectors_of_different_contexts_refuse_to_be_compared(model: Contextual) 
     scores = similarity(queries, documents)
     np.testing.assert_allclose(scores, queries.vectors @ documents.vectors.T)
     assert np.abs(scores).max() <= 1 + 1e-5
+    one, other = sorted((here.hash[:12], there.hash[:12]))
     with pytest.raises(
-        UserError, match=f"context {here.hash[:12]}, documents in {there.hash[:12]}"
+        UserError, match=f"in the contexts {one} and {other}: such vectors cannot be compared"
     ):
         similarity(queries, model.encode(CORPUS, context=there))
 
