@@ -185,8 +185,8 @@ def _settings(embedder: Embedder) -> dict[str, Any]:
         for number, (path, kind) in enumerate(types.items())
     ]
     mode = stock_mode(embedder)
-    # Of the switches, sentence-transformers before 5.4 reads those, and others where they are on.
-    switches = {STOCK_MODES[each]: each == mode for each in ("cls", "mean", "max", "mean_sqrt_len")}
+    usual = ("cls", "mean", "max", "mean_sqrt_len_tokens")
+    switches = {STOCK_MODES[name]: name == mode for name in usual} | {STOCK_MODES[mode]: True}
     return {
         "modules.json": modules,
         "sentence_bert_config.json": {
@@ -196,7 +196,6 @@ def _settings(embedder: Embedder) -> dict[str, Any]:
         "1_Pooling/config.json": {
             "word_embedding_dimension": embedder.backbone.width,
             **switches,
-            STOCK_MODES[mode]: True,
             "include_prompt": embedder.include_prompt,
         },
         "2_Normalize/config.json": {},
