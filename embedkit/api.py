@@ -110,8 +110,7 @@ def finetune(
             ``load_recipe(name, ["model=..."])``.
         output: the run's folder; by default ``runs/<recipe>``.
         sources: records by the names under which the recipe's mixture mentions them.
-        objective: the loss, where the recipe leaves ``[objective]`` at its defaults: a section, or
-            an object with ``backward`` and a string ``identity`` (docs/extending.md).
+        objective: a loss of one's own (docs/extending.md), if the recipe has no ``[objective]``.
         resume: continue the newest whole checkpoint in ``output``.
         overwrite: replace the run in ``output``.
         allow_world_size_change: resume on another number of ranks, with other rounding.

@@ -162,9 +162,8 @@ def _settings(embedder: Embedder) -> dict[str, Any]:
         for number, (path, kind) in enumerate(types.items())
     ]
     mode = stock_mode(embedder)
-    # sentence-transformers before 5.4 needs these switches, and others only if they are on.
-    required = ("cls", "mean", "max", "mean_sqrt_len")
-    switches = {STOCK_MODES[name]: name == mode for name in required}
+    usual = ("cls", "mean", "max", "mean_sqrt_len_tokens")
+    switches = {STOCK_MODES[name]: name == mode for name in usual} | {STOCK_MODES[mode]: True}
     return {
         "modules.json": modules,
         "sentence_bert_config.json": {
@@ -174,7 +173,6 @@ def _settings(embedder: Embedder) -> dict[str, Any]:
         "1_Pooling/config.json": {
             "word_embedding_dimension": embedder.backbone.width,
             **switches,
-            STOCK_MODES[mode]: True,
             "include_prompt": embedder.include_prompt,
         },
         "2_Normalize/config.json": {},

@@ -16,7 +16,7 @@ STOCK_MODES: Mapping[str, str] = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
     "max": "pooling_mode_max_tokens",
-    "mean_sqrt_len": "pooling_mode_mean_sqrt_len_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
@@ -103,4 +103,5 @@ def pooling_with_stock_mode(mode: str) -> str | None:
     """Return the name of the pooling that sentence-transformers calls ``mode``, or ``None``."""
     if mode in _BUILT_IN:
         return mode
-    return next((name for name in extensions.names(POOLINGS) if stock_mode_of(name) == mode), None)
+    registered = extensions.names(POOLINGS)
+    return next((name for name in registered if stock_mode_of(name) == mode), None)
