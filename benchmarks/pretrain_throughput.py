@@ -102,13 +102,13 @@ def peer_step(
 class Contenders:
     """NeoBERT and its peer, random, and a step of each on the same inputs."""
 
-    own: LanguageModel
+    neobert: LanguageModel
     peer: EuroBertForMaskedLM
     steps: dict[str, Callable[[], float]]
 
     @property
     def models(self) -> dict[str, nn.Module]:
-        return {"embedkit": self.own, "peer": self.peer}
+        return {"embedkit": self.neobert, "peer": self.peer}
 
 
 def make_contenders(lengths: list[int], layers: int, device: torch.device) -> Contenders:
@@ -131,12 +131,12 @@ def make_contenders(lengths: list[int], layers: int, device: torch.device) -> Co
     )
     peer = EuroBertForMaskedLM(config)
     nn.Module.to(peer, device)
-    own = LanguageModel(network, autocast).to(device)
+    neobert = LanguageModel(network, autocast).to(device)
     steps: dict[str, Callable[[], float]] = {
-        "embedkit": partial(embedkit_step, own, *batch),
+        "embedkit": partial(embedkit_step, neobert, *batch),
         "peer": partial(peer_step, peer, autocast, *batch),
     }
-    return Contenders(own, peer, steps)
+    return Contenders(neobert, peer, steps)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def measure(workload: str, options: argparse.Namespace, device: torch.device) ->
     lengths = lengths_of(workload, options.tokens)
     contenders = make_contenders(lengths, options.layers, device)
     if options.compile:
-        for layer in contenders.own.network.model.transformer_encoder:
+        for layer in contenders.neobert.network.model.transformer_encoder:
             layer.compile()
     runs = {
         name: partial(timed, contenders.steps[name], model, device)
@@ -178,7 +178,7 @@ def measure(workload: str, options: argparse.Namespace, device: torch.device) ->
         name: harness.Spread.of(timing.seconds for timing in rounds)
         for name, rounds in timings.items()
     }
-    own, peer = seconds["embedkit"].median, seconds["peer"].median
+    ours, peer = seconds["embedkit"].median, seconds["peer"].median
     attainable = flops.matmul_peak(device, autocast or torch.float32)
     return {
         "workload": workload,
@@ -187,9 +187,9 @@ def measure(workload: str, options: argparse.Namespace, device: torch.device) ->
         "precision": ("bf16 autocast" if autocast else "fp32")
         + (", compiled" if options.compile else ""),
         "seconds_a_step": {name: asdict(spread) for name, spread in seconds.items()},
-        "tokens_a_second": {"embedkit": sum(lengths) / own, "peer": sum(lengths) / peer},
-        "ratio": peer / own,
-        "mfu": operations_of(contenders.own, lengths) / own / attainable,
+        "tokens_a_second": {"embedkit": sum(lengths) / ours, "peer": sum(lengths) / peer},
+        "ratio": peer / ours,
+        "mfu": operations_of(contenders.neobert, lengths) / ours / attainable,
         "peak_tflops": attainable / 1e12,
         "memory_gb": {
             name: max(timing.peak for timing in rounds) / 1e9 for name, rounds in timings.items()

@@ -115,14 +115,14 @@ def summary_of(
         trainer: min((name for name in step if name.startswith(trainer)), key=step.__getitem__)
         for trainer in TRAINERS
     }
-    own, peer = (step[best[trainer]] for trainer in TRAINERS)
+    ours, peer = (step[best[trainer]] for trainer in TRAINERS)
     return {
         "seconds_a_step": {name: asdict(spread) for name, spread in seconds.items()},
         "tokens_a_step": tokens,
         "tokens_a_second": {name: tokens / value for name, value in step.items()},
         "pairs_a_second": {name: BATCH / value for name, value in step.items()},
         "best": best,
-        "ratio": peer / own,
+        "ratio": peer / ours,
         "gflops": {
             "fp32": matmul_peak(device, torch.float32) / 1e9,
             "bf16": matmul_peak(device, torch.bfloat16) / 1e9,

@@ -69,17 +69,9 @@ class InOrder:
         return BatchRows(0, np.arange(batch * BATCH, (batch + 1) * BATCH))
 
 
-def embedkit_steps(
-    pairs: Records, steps: int, attention: str, device: torch.device, *, workers: int = 1
-) -> list[float]:
-    """Return the seconds of each step of embedkit's trainer but the last."""
-    embedder = hub.load(
-        "starter",
-        settings=ModelSettings.model_validate({"attention": attention}),
-        autocast=autocast_dtype("auto", device),
-        device=device,
-    )
-    recipe = Recipe.model_validate(
+def recipe_of(steps: int) -> Recipe:
+    """Return a recipe of as many steps, without evaluation and with a single checkpoint."""
+    return Recipe.model_validate(
         {
             "steps": steps,
             "model": "starter",
@@ -93,6 +85,19 @@ def embedkit_steps(
             "checkpoints": {"every": 10**6},
         }
     )
+
+
+def embedkit_steps(
+    pairs: Records, steps: int, attention: str, device: torch.device, *, workers: int = 1
+) -> list[float]:
+    """Return the seconds of each step of embedkit's trainer but the last."""
+    embedder = hub.load(
+        "starter",
+        settings=ModelSettings.model_validate({"attention": attention}),
+        autocast=autocast_dtype("auto", device),
+        device=device,
+    )
+    recipe = recipe_of(steps)
     sampler = cast(BatchSampler, InOrder(steps))
     batches = Batches(sampler, [pairs], embedder.tokenizer, recipe.data, seed=0)
     ends = [time.perf_counter()]

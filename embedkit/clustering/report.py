@@ -39,8 +39,8 @@ def markdown(table: BatchTable, comparisons: Sequence[Comparison]) -> str:
         "",
         *(f"| {' | '.join(row)} |" for row in [*frame, *rows]),
         "",
-        *(f"- {each.name}: {each.left_out} rows in no batch" for each in comparisons
-          if each.left_out),
+        *(f"- {comparison.name}: {comparison.left_out} rows in no batch"
+          for comparison in comparisons if comparison.left_out),
         "",
         _LEGEND,
     ]  # fmt: skip

@@ -17,6 +17,16 @@ def test_clusters_may_have_any_size(tmp_path: Path) -> None:
     assert len(set(np.bincount(clusters).tolist())) > 1
 
 
+def test_pairs_that_lie_together_are_one_cluster() -> None:
+    # Four groups of 16 pairs; those of a group are nearly the same, and no two groups are near.
+    centres = np.eye(8)[:4].repeat(16, axis=0), np.eye(8)[4:].repeat(16, axis=0)
+    noise = 0.02 * np.random.default_rng(0).normal(size=(2, 64, 8))
+    queries, documents = ((centres[side] + noise[side]).astype(np.float16) for side in (0, 1))
+    clusters = published_clusters(queries, documents, 16, seed=0).reshape(4, 16)
+    assert (clusters == clusters[:, :1]).all()
+    assert sorted(clusters[:, 0]) == [0, 1, 2, 3]
+
+
 def test_batches_are_cut_off_the_line_of_clusters() -> None:
     clusters = np.array([0, 1, 0, 1, 2, 2, 2, 1])
     documents = random_vectors(8, 4, seed=0).astype(np.float16)
