@@ -48,7 +48,8 @@ def _lines(section: type[BaseModel], path: str) -> Iterator[str]:
         default = field.get_default(call_default_factory=True)
         shown = "required" if field.is_required() else _default(default)
         cells = [f"`{path}{name}`", _type(types[name]), shown, descriptions.get(name, "")]
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        row = " | ".join(cell.replace("|", r"\|") for cell in cells)
+        yield f"| {row} |"
     yield ""
     for name, field in section.model_fields.items():
         inner = list(_sections(field.annotation))
@@ -108,7 +109,8 @@ def _type(schema: dict[str, Any]) -> str:
         return "table"
     if schema["type"] == "array":
         items = [schema["items"]] if "items" in schema else schema["prefixItems"]
-        return f"list of {' and '.join(dict.fromkeys(map(_type, items)))}"
+        words = " and ".join(dict.fromkeys(map(_type, items)))
+        return "list of " + re.sub("(number|integer|table)", r"\1s", words)
     if schema["type"] == "object":
         return f"table of {_type(schema['additionalProperties'])}"
     bounds = [f"{sign} {schema[key]}" for key, sign in _BOUNDS.items() if key in schema]

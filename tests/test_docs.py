@@ -47,7 +47,8 @@ def options_of(words: list[str]) -> set[str]:
     for word in words:
         if isinstance(command, TyperGroup):
             command = command.commands[word]
-    return {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    options = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    return options | {"--help"}
 
 
 def test_there_is_something_to_read() -> None:
