@@ -71,7 +71,7 @@ def test_a_command_has_an_option_for_every_field_with_its_default(command: str) 
         assert option.opts == [flag(name)]
         assert option.required == field.is_required()
         assert field.is_required() or option.default == field.default
-        assert option.help == " ".join(field.description.replace("``", "").split())
+        assert option.help == " ".join((field.description or "").replace("``", "").split())
 
 
 class Small(Section):

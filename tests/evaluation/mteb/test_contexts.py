@@ -209,7 +209,7 @@ def test_a_frozen_context_is_that_of_every_task(tmp_path: Path) -> None:
     assert not model.contexts
     for name, each in summary.scores.items():
         assert each.contexts[name]["hash"] == model.frozen.hash
-    with pytest.raises(UserError, match="context_seed 1: tiny has a frozen context"):
+    with pytest.raises(UserError, match="context_seed: tiny has a frozen context"):
         Contexts(seed=1).encoder(model)
 
 
