@@ -43,19 +43,21 @@ class Commands(TyperGroup):
 def _mistake(error: typer.TyperException) -> str:
     """Say in one line what is wrong with the words."""
     context = getattr(error, "ctx", None)
-    remedy = f"{context.command_path} --help describes it" if context else ""
+    command = "embedkit"
+    if context:
+        command += context.command_path.removeprefix(context.find_root().command_path)
     if hasattr(error, "possibilities"):
         near = " or ".join(error.possibilities or ())
-        offer = f"did you mean {near}?" if near else remedy.replace("describes it", "lists all")
+        offer = f"did you mean {near}?" if near else f"{command} --help lists all"
         return f"{getattr(error, 'option_name', '')}: no such option; {offer}"
     if isinstance(error, typer.BadParameter) and error.param is not None:
         name = error.param.get_error_hint().strip("'[].")
         if not error.message:
-            return f"{name} is missing; {remedy}"
+            return f"{name} is missing; {command} --help describes it"
         reason = error.message.removesuffix(".").removeprefix("Value error, ")
         if isinstance(error.__cause__, ValidationError):
-            value = error.__cause__.errors()[0]["input"]
-            reason += "" if repr(value) in reason else f" (got {value!r})"
+            word = str(error.__cause__.errors()[0]["input"])
+            reason += "" if repr(word) in reason else f" (got {word})"
         return f"{name}: {reason}"
     message = error.format_message().removesuffix(".").replace(". Did you", "; did you")
     return message[:1].lower() + message[1:]

@@ -37,6 +37,7 @@ class _Key:
     """The work that these recipes are for, with the kind of objective where there are several."""
     path: str
     schema: Schema
+    description: str
     required: bool
 
 
@@ -69,9 +70,11 @@ def _keys(kind: str, section: type[Training]) -> Iterator[_Key]:
 
 def _keys_below(kind: str, path: str, schema: Schema, sections: Schema) -> Iterator[_Key]:
     for name, field in schema.get("properties", {}).items():
-        key = _Key(kind, f"{path}{name}", field, name in schema.get("required", ()))
-        yield key
         tables = list(_tables(field, sections))
+        own = tables[0].get("description", "") if len(tables) == 1 else ""
+        description = field.get("description", own)
+        key = _Key(kind, f"{path}{name}", field, description, name in schema.get("required", ()))
+        yield key
         for table in tables:
             objective = table["properties"].get("kind", {}).get("const")
             whose = f"{kind}, {name}.kind = {objective}" if len(tables) > 1 else kind
@@ -90,11 +93,12 @@ def _tables(schema: Schema, sections: Schema) -> Iterator[Schema]:
 def _described(key: _Key, inner: list[_Key]) -> str:
     default = "required" if key.required else f"default {_toml(key.schema.get('default'))}"
     lines = [f"  {_type(key.schema)}" + ("" if inner else f", {default}")]
-    if description := key.schema.get("description"):
-        lines.append(textwrap.indent(textwrap.fill(_plain(description), 96), "  "))
+    if key.description:
+        lines.append(textwrap.indent(textwrap.fill(_plain(key.description), 96), "  "))
     own = {each.path: None for each in inner if each.kind.startswith(key.kind)}
     if own:
-        lines.append(f"  keys: {', '.join(own)}")
+        keys = textwrap.fill(", ".join(own), 88, break_on_hyphens=False)
+        lines.append("  keys: " + keys.replace("\n", "\n        "))
     return "\n".join(lines) + "\n"
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from embedkit.config import Section, find, read_toml, shipped, validated
 from embedkit.data.manifests.columns import ColumnPath, RowFilter
@@ -41,29 +42,36 @@ class Prompts(Section):
     """What is put in front of a text before tokenization, literally."""
 
     query: str = ""
+    """This text stands before every query."""
     document: str = ""
+    """This text stands before every document, positive or negative."""
 
 
 class SameLabel(Section):
-    """Pairs texts of one label, see ``embedkit.data.pairs.same_label``."""
+    """Pairs of texts of one label, see ``embedkit.data.pairs.same_label``."""
 
     seed: int = 0
+    """Random seed for drawing the pairs."""
 
 
 class HubConfig(Section):
     name: str
+    """Name of the configuration."""
     rename: dict[str, str] = Field(default_factory=dict)
-    """Its columns to those that ``[columns]`` speaks of."""
+    """New names of the configuration's columns, by which ``[columns]`` speaks of them."""
 
 
 class HubJoin(Section):
+    """A column of ids that stand for rows of another configuration."""
+
     column: str
-    """Ids. Each is replaced by the row it names, or by null."""
+    """Name of the column of ids. Each id is replaced by the row it names, or by null."""
     config: str
-    """Where these rows are."""
+    """Name of the configuration that has the rows."""
     split: str
+    """Name of the split that has the rows."""
     key: str = "_id"
-    """Their column of ids."""
+    """Name of the column of ids beside the rows."""
 
 
 class HubSource(Section):
@@ -71,16 +79,20 @@ class HubSource(Section):
     id: str
     """A data set's id on the Hugging Face Hub, or a folder that stands for it."""
     config: str | None = None
+    """Name of the configuration that is read."""
     configs: tuple[HubConfig, ...] = Field(default=(), strict=False)
-    """In place of ``config``: read one after the other."""
+    """Configurations that are read one after the other, in place of ``config``."""
     revision: Commit | None = None
-    """A commit, since a branch may move. ``None``: the lock's, or where it has none, the newest."""
+    """The commit that is read, since a branch may move. If unset, it is the lock's, or where that
+    has none, the newest."""
     split: str = "train"
+    """Name of the split that is read."""
     stream: bool = False
-    """Read the split's files as they come. Otherwise ``datasets`` keeps a copy of all splits."""
+    """Whether the split's files are read as they come; else ``datasets`` copies all splits."""
     joins: tuple[HubJoin, ...] = Field(default=(), strict=False)
+    """Columns of ids that are replaced by the rows they name."""
     shards: Shards | None = None
-    """The same rows elsewhere; read in place of the hub where that folder is."""
+    """The same rows in a folder, which is read in place of the hub where it exists."""
 
     @model_validator(mode="after")
     def _one_way_to_name_configs(self) -> Self:
@@ -91,28 +103,31 @@ class HubSource(Section):
 
 class File(Section):
     path: str
-    """May start with ``$EMBEDKIT_DATA``. A relative path starts from the working folder."""
+    """Path of the file, from the working folder; it may start with ``$EMBEDKIT_DATA``."""
     sha256: Sha256 | None = None
+    """SHA-256 of the file. If set, a file with another one is refused."""
 
 
 class FilesSource(Section):
     kind: Literal["files"]
     files: tuple[File, ...] = Field(min_length=1, strict=False)
-    """jsonl, csv, tsv (these also as .gz, .xz, .zst) or parquet, read one after the other."""
+    """Files of jsonl, csv, tsv (these also as .gz, .xz, .zst) or parquet, read in this order."""
     reader: AnyReader | None = None
-    """Reads files of another format. ``None`` goes by their suffixes."""
+    """Reader of files in another format. If unset, the files' suffixes say how they are read."""
 
 
 class PackageSource(Section):
     kind: Literal["package"]
     distribution: str
+    """Name of the distribution."""
     version: str
-    """With another one installed, rows and sha256 are not checked, and a warning says so."""
+    """Version of the distribution. Of another one neither rows nor sha256 are checked."""
     path: str
     """A file of the distribution; for docstrings the folder of its modules."""
     sha256: Sha256
-    """Of the file; for docstrings see ``sources.digest``."""
+    """SHA-256 of the file; for docstrings see ``sources.digest``."""
     reader: AnyReader
+    """How rows are made from the file."""
 
 
 Source = Annotated[
@@ -122,43 +137,50 @@ Source = Annotated[
 
 class HeldOutTask(Section):
     name: str = Field(pattern=r"^[\w.-]+$")
-    """The task's folder."""
+    """Name of the task's folder."""
     type: Literal["retrieval", "classification+clustering"]
-    """Find the positive of a query; or tell the topic of a query or positive."""
+    """The task is to find the positive of a query, or to tell the topic of a query or positive."""
 
 
 class HeldOut(Section):
     share: float = Field(gt=0, lt=1)
-    """Of the concepts. A concept is held out of every manifest with this share or more."""
+    """Share of the concepts that is held out, of every manifest with this share or more."""
     tasks: tuple[HeldOutTask, ...] = Field(min_length=1, strict=False)
+    """The tasks that are made of the held-out concepts."""
 
 
 class Description(Section):
     """How rows become training pairs, wherever they come from."""
 
     columns: Columns = Columns()
+    """Which value of a row plays which part in a training pair."""
     ignore: Names = ()
-    """Columns that play no part on purpose; ``negatives`` stands for all that would be taken for
-    negatives by their names."""
+    """Columns without a part; ``negatives`` stands for all that are negatives by their names."""
     filter: FilterText | None = None
-    """Keeps the rows for which it holds, e.g. ``score > 4``."""
+    """Only the rows for which this condition holds are kept, e.g. ``score > 4``."""
     drop_empty: bool = False
-    """Leave out rows without query or positive. Otherwise such a row is an error."""
+    """Rows without query or positive are left out. Otherwise such a row is an error."""
     deduplicate: bool = False
-    """Keep the first row of each (query, positive)."""
+    """Only the first row of each (query, positive) is kept."""
     same_label: SameLabel | None = None
-    """Make the positives, from columns.query and columns.label."""
+    """The positives are made from columns.query and columns.label."""
     task: Task = "retrieval"
+    """The task that the pairs are examples of."""
     license: str = ""
+    """Licence of the pairs."""
     prompts: Prompts = Prompts()
+    """Texts that stand before queries and documents."""
     negatives_per_query: NonNegativeInt | None = None
-    """Hard negatives drawn for each query. ``None``: 1 where the source has any, else 0."""
+    """Number of hard negatives that are drawn for each query. If unset, it is 1 where the source
+    has any, else 0."""
     in_batch_negatives: bool = True
-    """Score each query against the other documents of its batch, not its own negatives alone."""
+    """Whether each query is scored against its batch's other documents, besides its negatives."""
     batch_size: PositiveInt | None = None
-    """In place of the recipe's, over all ranks."""
+    """Number of pairs in a batch over all ranks, in place of the recipe's."""
     max_query_tokens: int | None = Field(default=None, ge=3)
+    """Queries are cut to this many tokens, in place of the recipe's number."""
     max_document_tokens: int | None = Field(default=None, ge=3)
+    """Documents are cut to this many tokens, in place of the recipe's number."""
 
     @model_validator(mode="after")
     def _label_alone(self) -> Self:
@@ -199,14 +221,18 @@ class Options(TypedDict, total=False):
 
 
 class Manifest(Description):
-    name: str
-    """The file's; not written in it."""
+    """A source of training pairs."""
+
+    name: SkipJsonSchema[str]
+    """Name of the manifest's file, which is not written in it."""
     source: Source
+    """Where the rows lie."""
     rows: PositiveInt | None = None
-    """Expected after filtering, dropping and deduplication, before concepts are held out."""
+    """Expected rows after filtering, dropping and deduplication, before concepts are held out."""
     rows_read: PositiveInt | None = None
-    """Expected in the source itself, as a data set's card counts them."""
+    """Expected number of rows in the source itself, as a data set's card counts them."""
     held_out: HeldOut | None = None
+    """Concepts that training never sees, and the tasks on them."""
 
     @property
     def reader(self) -> Reader | None:

@@ -22,9 +22,10 @@ def _tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
+_OneOrMore = BeforeValidator(_tuple, json_schema_input_type=str | list[str])
+Names = Annotated[tuple[str, ...], _OneOrMore]
 PathText = Annotated[str, AfterValidator(_path)]
-PathTexts = Annotated[tuple[PathText, ...], BeforeValidator(_tuple)]
+PathTexts = Annotated[tuple[PathText, ...], _OneOrMore]
 
 
 class Columns(Section):
@@ -34,22 +35,25 @@ class Columns(Section):
     """
 
     query: PathTexts = ("query",)
-    """Several are joined by a space; empty ones are left out."""
+    """One or several paths to the query. Several texts are joined by a space; empty ones are left
+    out."""
     positive: PathTexts = ("positive",)
-    """As ``query``. A single path with ``[]`` gives several texts, which make a row each."""
+    """One or several paths to the positive. Several texts are joined as those of ``query``; a
+    single path with ``[]`` gives several texts, which make a row each."""
     negatives: PathTexts = ()
-    """One or several paths to texts or to lists of texts of any length."""
+    """One or several paths to the hard negatives: texts, or lists of texts of any length."""
     label: PathText | None = None
-    """Rows of one label are never negatives of each other."""
+    """Path to the label. Rows of one label are never negatives of each other."""
     concept: PathText | None = None
-    """What the row is about. Concepts are held out whole."""
+    """Path to the concept that the row is about. Concepts are held out whole."""
     negative_concepts: PathTexts = ()
-    """What each of ``negatives`` is about, so that none speaks of a held-out concept."""
+    """Paths to the concepts that ``negatives`` are about, so that none speaks of a held-out
+    concept."""
     topic: PathText | None = None
-    """What a held-out classification task predicts. Training never sees it."""
+    """Path to the topic that a held-out classification task predicts. Training never sees it."""
     score: PathText | None = None
-    """A number that says how well query and positive match. It is never taken by its name, since
-    only a loss that goes by scores may train on it."""
+    """Path to a number that says how well query and positive match. It is never recognised by its
+    name, since only a loss that goes by scores may train on it."""
 
     @model_validator(mode="after")
     def _some_text(self) -> Self:

@@ -3,6 +3,7 @@
 from typing import Self
 
 from pydantic import Field, PositiveInt, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from embedkit.config import Section, validated
 from embedkit.data.manifests.manifest import (
@@ -22,9 +23,10 @@ class TextColumns(Section):
     """Which values of a row make its text, as paths: ``a``, ``a.b``, ``a[0]``, ``a[].b``."""
 
     text: PathTexts = ("text",)
-    """Several are joined, each on a line of its own; empty ones are left out."""
+    """One or several paths to the text. Several texts are joined, each on a line of its own; empty
+    ones are left out."""
     concept: PathText | None = None
-    """What the row is about. Concepts are held out whole."""
+    """Path to the concept that the row is about. Concepts are held out whole."""
 
     @model_validator(mode="after")
     def _some_text(self) -> Self:
@@ -34,32 +36,40 @@ class TextColumns(Section):
 
 
 class TextHeldOut(Section):
+    """Documents that training never sees."""
+
     share: float = Field(gt=0, lt=1)
-    """Of the concepts, by the rule that holds for pairs; of the texts, where no column says what a
-    row is about."""
+    """Share of the concepts that is held out, by the rule that holds for pairs; share of the
+    documents where no column says what a row is about."""
 
 
 class TextDescription(Section):
     """How rows become documents, wherever they come from."""
 
     columns: TextColumns = TextColumns()
+    """Which values of a row make its text."""
     filter: FilterText | None = None
-    """Keeps the rows for which it holds, e.g. ``language == "en"``."""
+    """Only the rows for which this condition holds are kept, e.g. ``language == "en"``."""
     drop_empty: bool = False
-    """Leave out rows without text. Otherwise such a row is an error."""
+    """Rows without text are left out. Otherwise such a row is an error."""
     deduplicate: bool = False
-    """Keep the first row of each text."""
+    """Only the first row of each text is kept."""
     license: str = ""
+    """Licence of the text."""
     held_out: TextHeldOut | None = None
-    """What training never sees, for measuring the loss on."""
+    """Documents that training never sees, on which the loss is measured."""
 
 
 class TextManifest(TextDescription):
-    name: str
-    """The file's; not written in it."""
+    """A source of text for pretraining."""
+
+    name: SkipJsonSchema[str]
+    """Name of the manifest's file, which is not written in it."""
     source: Source
+    """Where the text lies."""
     rows: PositiveInt | None = None
-    """Expected after filtering, dropping and deduplication, the held-out ones included."""
+    """Expected number of rows after filtering, dropping and deduplication, the held-out ones
+    included."""
 
 
 def load_text_manifest(name: str) -> TextManifest:

@@ -80,15 +80,15 @@ def test_a_run_is_scored_before_and_after_as_its_recipe_says(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--no-instructions"], "--no-instructions: no such option; did you mean --instructions?"),
-        (["--instructions", "all"], "'all' is not one of 'none', 'paper'"),
+        (["--no-instructions"], "--no-instructions: no such option; did you mean --instructions"),
+        (["--instructions", "all"], "--instructions: 'all' is not one of 'none', 'paper'"),
     ],
 )
 def test_the_command_refuses_what_it_no_longer_knows(words: list[str], told: str) -> None:
     given = ["eval-mteb", "--model", "starter", "--tasks", "STS12", "--output", "out", *words]
-    result = CliRunner().invoke(app, given, env={"COLUMNS": "120"})
-    assert isinstance(result.exception, UserError)
-    assert told in str(result.exception)
+    error = CliRunner().invoke(app, given).exception
+    assert isinstance(error, UserError)
+    assert told in str(error)
 
 
 @pytest.mark.parametrize("instructions", [True, False, "all"])

@@ -15,8 +15,9 @@ from scipy.stats import spearmanr
 from support.mirrors import ONE_OF_EACH_TYPE
 from typer.testing import CliRunner
 
+import embedkit
 from embedkit.errors import DataError, UserError
-from embedkit.evaluation.mteb.mirror import check_mirror, from_mirror
+from embedkit.evaluation.mteb.mirror import check_mirror, from_mirror, with_local_data
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
 from embedkit.evaluation.summary import TYPES, Summary
 from embedkit.models import hub
@@ -119,6 +120,31 @@ def test_the_hubs_own_cache_is_a_mirror(mirror: Path, tmp_path: Path) -> None:
     own = mirrored.metadata.revision
     mirrored.unload_data()
     assert mirrored.metadata.revision == own
+
+
+def test_the_folder_that_stands_for_the_hub_is_read_where_it_has_the_repository(
+    mirror: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EMBEDKIT_HUB", str(mirror))
+    expected = from_mirror(named("STS12"), mirror).metadata
+    assert with_local_data(named("STS12"), None).metadata.dataset == expected.dataset
+    # What lies nowhere else is read from the hub.
+    assert with_local_data(named("STS13"), None) is named("STS13")
+    # A mirror that is named is the only place.
+    with pytest.raises(DataError, match="mteb/sts12-sts: no such folder"):
+        with_local_data(named("STS12"), tmp_path)
+    monkeypatch.delenv("EMBEDKIT_HUB")
+    assert with_local_data(named("STS12"), None) is named("STS12")
+
+
+def test_a_score_is_the_same_from_the_folder_that_stands_for_the_hub(
+    mirror: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = eval_mteb(mirror, tiny_model, tmp_path / "named", "--tasks", "STS12")
+    monkeypatch.setenv("EMBEDKIT_HUB", str(mirror))
+    found = embedkit.evaluate(tiny_model, ["STS12"], tmp_path / "found", dtype="fp32")
+    assert found.scores["STS12"].score == expected.scores["STS12"].score
+    assert found.scores["STS12"].revision == expected.scores["STS12"].revision
 
 
 def test_a_missing_repository_is_named_with_the_command_that_fetches_it(mirror: Path) -> None:
