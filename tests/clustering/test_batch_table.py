@@ -22,7 +22,7 @@ from embedkit.clustering.settings import ClusteringOptions, ClusteringSettings
 from embedkit.clustering.table_writer import write_order
 from embedkit.recipe import load_recipe
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("native_bf16")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
