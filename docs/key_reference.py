@@ -9,11 +9,13 @@ import inspect
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
+
+from embedkit.recipe.extensions import Kinds
 
 _COMMENT = re.compile(r"<!-- keys: (?P<module>[\w.]+)\.(?P<section>\w+) -->")
 _BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
@@ -45,6 +47,8 @@ def _lines(section: type[BaseModel], path: str) -> Iterator[str]:
     types = section.model_json_schema()["properties"]
     descriptions = _descriptions(section)
     for name, field in section.model_fields.items():
+        if name not in types:  # A manifest's name is that of its file.
+            continue
         default = field.get_default(call_default_factory=True)
         shown = "required" if field.is_required() else _default(default)
         cells = [f"`{path}{name}`", _type(types[name]), shown, descriptions.get(name, "")]
@@ -52,7 +56,7 @@ def _lines(section: type[BaseModel], path: str) -> Iterator[str]:
         yield f"| {row} |"
     yield ""
     for name, field in section.model_fields.items():
-        inner = list(_sections(field.annotation))
+        inner = list(_sections(Annotated[field.annotation, *field.metadata, None]))
         table = f"{path}{name}{'[]' if _is_list(field.annotation) else ''}"
         for each in inner:
             kind = f' with kind = "{_kind(each)}"' if len(inner) > 1 else ""
@@ -78,7 +82,11 @@ def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
     """Yield the sections that a field of this type holds."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
-    for argument in get_args(annotation):
+    arguments = get_args(annotation)
+    if kinds := [argument for argument in arguments if isinstance(argument, Kinds)]:
+        yield from kinds[0].built_in.values()
+        return
+    for argument in arguments:
         yield from _sections(argument)
 
 

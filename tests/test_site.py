@@ -65,7 +65,7 @@ def test_a_key_has_its_type_default_and_meaning() -> None:
     assert rows["evaluation"][:2] == ["table", "a table of defaults"]
     # The docstring under a field, of the class itself and of one that it inherits from.
     assert "epochs" in rows["epochs"][2]
-    assert rows["fp32_steps"][2]
+    assert rows["steps"][2]
 
 
 def test_kinds_of_a_table_have_headings_of_their_own() -> None:

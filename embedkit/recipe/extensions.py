@@ -2,8 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic
+from operator import or_
+from typing import Annotated, Any, Generic
+
+from pydantic import Field, GetJsonSchemaHandler, TypeAdapter
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from embedkit.config import SectionT
 from embedkit.errors import UserError
@@ -51,7 +57,7 @@ def _distribution(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kinds(Generic[SectionT]):
     """Section classes by the ``kind`` of their table: embedkit's and registered ones."""
 
@@ -66,6 +72,14 @@ class Kinds(Generic[SectionT]):
             return table
         kind = table.get("kind", self.default)
         return self._section(kind).model_validate({**table, "kind": kind})
+
+    def __get_pydantic_json_schema__(
+        self, _core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Describe a field annotated with the kinds as a choice of the built-in ones."""
+        choice: Any = reduce(or_, self.built_in.values())
+        tagged: Any = Annotated[choice, Field(discriminator="kind")]
+        return handler(TypeAdapter(tagged).core_schema)
 
     def identity_of(self, section: SectionT) -> str:
         """Return a string that identifies the version of a section's code; "" for embedkit's own.

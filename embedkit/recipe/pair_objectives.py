@@ -204,4 +204,6 @@ OBJECTIVES = Kinds(
 )
 """Losses that ``objective.kind`` can choose."""
 
-AnyPairObjective = Annotated[SerializeAsAny[PairObjective], BeforeValidator(OBJECTIVES.resolve)]
+AnyPairObjective = Annotated[
+    SerializeAsAny[PairObjective], BeforeValidator(OBJECTIVES.resolve), OBJECTIVES
+]

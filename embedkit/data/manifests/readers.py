@@ -81,4 +81,4 @@ READERS = Kinds(
 )
 """The formats that ``reader.kind`` chooses among."""
 
-AnyReader = Annotated[SerializeAsAny[Reader], BeforeValidator(READERS.resolve)]
+AnyReader = Annotated[SerializeAsAny[Reader], BeforeValidator(READERS.resolve), READERS]
