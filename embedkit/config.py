@@ -161,7 +161,7 @@ def _mistakes(
 ) -> list[tuple[str, str]]:
     """Return the dotted name of each wrong field, which users call a key or so, and the reason."""
     sections = list(_sections(section))
-    return [_mistake(each, sections, called) for each in error.errors(include_url=False)]
+    return [_mistake(line, sections, called) for line in error.errors(include_url=False)]
 
 
 def _mistake(

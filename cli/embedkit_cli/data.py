@@ -127,11 +127,11 @@ def check(
     If a source is not as it should be, the exit code is 1.
     """
     sound = True
-    for found in api.check_sources(names, recipe=recipe, tokenizer=tokenizer):
-        verdict = "ok" if found.sound else "failed"
-        warnings = [f"warning: {warning}" for warning in found.warnings]
-        typer.echo("\t".join((found.name, verdict, found.remark, *warnings)))
-        sound = sound and found.sound
+    for source in api.check_sources(names, recipe=recipe, tokenizer=tokenizer):
+        verdict = "ok" if source.sound else "failed"
+        warnings = [f"warning: {warning}" for warning in source.warnings]
+        typer.echo("\t".join((source.name, verdict, source.remark, *warnings)))
+        sound = sound and source.sound
     if not sound:
         raise typer.Exit(1)
 
@@ -166,12 +166,12 @@ def shares(recipe: RecipeName, steps: Steps = None, rows: Rows = []) -> None:
     No data is read: the manifests say how many rows there are.
     """
     given = dict(_name_and_rows(word) for word in rows)
-    found = api.sampling_shares(api.load_recipe(recipe), steps=steps, rows=given)
+    sources = api.sampling_shares(api.load_recipe(recipe), steps=steps, rows=given)
     typer.echo("source\trows\tbatch\texpected\tdrawn\tsteps\tstandard deviations\tpasses")
-    for each in found:
+    for share in sources:
         typer.echo(
-            f"{each.source}\t{each.rows:,}\t{each.batch_size}\t{each.expected:.2%}"
-            f"\t{each.drawn:.2%}\t{each.steps}\t{each.deviations:+.1f}\t{each.passes:.2f}"
+            f"{share.source}\t{share.rows:,}\t{share.batch_size}\t{share.expected:.2%}"
+            f"\t{share.drawn:.2%}\t{share.steps}\t{share.deviations:+.1f}\t{share.passes:.2f}"
         )
 
 

@@ -55,13 +55,13 @@ def with_options(settings: type[Section]) -> Callable[[CommandT], CommandT]:
 
     def decorate(command: CommandT) -> CommandT:
         given = inspect.signature(command).parameters.values()
-        plain = [each for each in given if each.kind is not each.VAR_KEYWORD]
-        # A section lists inherited fields first; those of its own matter more.
+        plain = [parameter for parameter in given if parameter.kind is not parameter.VAR_KEYWORD]
+        # A section lists inherited fields first, which matter less.
         fields = sorted(
             settings.model_fields.items(), key=lambda item: item[0] not in settings.__annotations__
         )
         parameters = [
-            *(each.replace(kind=each.KEYWORD_ONLY) for each in plain),
+            *(parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in plain),
             *(_option(name, field) for name, field in fields),
         ]
         # What typer reads the options from.
@@ -93,7 +93,7 @@ def _word_type(annotation: Any) -> Any:
     if get_origin(annotation) is Annotated:
         return _word_type(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        inner = [each for each in get_args(annotation) if each is not NoneType]
+        inner = [type_ for type_ in get_args(annotation) if type_ is not NoneType]
         return _word_type(inner[0]) | None if len(inner) == 1 else str
     known = annotation in (bool, int, float, str, Path) or get_origin(annotation) is Literal
     return annotation if known else str

@@ -54,7 +54,9 @@ def _check(name: str, tokenizer: PreTrainedTokenizerBase | None) -> SourceCheck:
                 remark = _check_text(manifest, tokenizer)
         except UserError as error:
             return SourceCheck(name, False, " ".join(str(error).split()))
-    return SourceCheck(name, True, remark, tuple(dict.fromkeys(str(w.message) for w in caught)))
+    return SourceCheck(
+        name, True, remark, tuple(dict.fromkeys(str(warning.message) for warning in caught))
+    )
 
 
 def _check_pairs(manifest: Manifest) -> str:
@@ -74,11 +76,11 @@ def _check_text(manifest: TextManifest, tokenizer: PreTrainedTokenizerBase | Non
         documents, held_out = texts.count()
         return _counted(documents - held_out, held_out if manifest.held_out else None)
     tokenized = prepare(texts, tokenizer)
-    stores = [each for each in (tokenized.train, tokenized.held_out) if each is not None]
+    stores = [store for store in (tokenized.train, tokenized.held_out) if store is not None]
     for store in stores:
         store.verify()
     counted = _counted(*map(len, stores))
-    return f"{counted}, {sum(each.num_tokens for each in stores)} tokens"
+    return f"{counted}, {sum(store.num_tokens for store in stores)} tokens"
 
 
 def _counted(documents: int, held_out: int | None = None) -> str:

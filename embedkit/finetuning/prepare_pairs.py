@@ -64,7 +64,9 @@ def _measured(
 ) -> dict[str, Lengths]:
     """Return the lengths of every source's texts, or of a sample of rows, by its name."""
     if sample is not None:
-        return {each.name: sampled_lengths(each, tokenizer, sample) for each in mixture.records}
+        return {
+            records.name: sampled_lengths(records, tokenizer, sample) for records in mixture.records
+        }
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("tokenizing {task.description}", markup=False),
@@ -111,19 +113,19 @@ def _lengths_table(
     """Show how long the texts of each source are, and how many of them the recipe cuts."""
     rows = []
     for records in mixture.records:
-        found = lengths[records.name]
-        cut = found.truncated(
+        measured = lengths[records.name]
+        truncated = measured.truncated(
             records.max_query_tokens or recipe.data.max_query_tokens,
             records.max_document_tokens or recipe.data.max_document_tokens,
         )
-        sides = [_stored_of(found, role) for role in ("query", "positive", "negatives")]
-        rows.append((records.name, *sides, f"{cut:.1%}"))
+        sides = [_quantiles(measured, role) for role in ("query", "positive", "negatives")]
+        rows.append((records.name, *sides, f"{truncated:.1%}"))
     heads = ["source", "query", "positive", "negatives", "cut"]
     return plain_table(heads, rows, title=f"{title}: median, 95 %, longest", lines=False)
 
 
-def _stored_of(lengths: Lengths, role: str) -> str:
+def _quantiles(lengths: Lengths, role: str) -> str:
     if role not in lengths.counts:
         return ""
-    found = dict(zip(QUANTILES, lengths.quantiles[role], strict=True))
-    return " ".join(str(found[each]) for each in SHOWN_QUANTILES)
+    by_quantile = dict(zip(QUANTILES, lengths.quantiles[role], strict=True))
+    return " ".join(str(by_quantile[quantile]) for quantile in SHOWN_QUANTILES)

@@ -30,7 +30,7 @@ def prepare_texts(
         raise ArgumentError(("sample", f"text is tokenized whole; leave it out (got {sample})"))
     loaded = load_tokenizer(tokenizer)
     vocabulary = Vocabulary.of(loaded)
-    prepared = [prepare(each, loaded) for each in texts]
+    prepared = [prepare(source, loaded) for source in texts]
     yield _sizes_table(prepared, vocabulary.framing, tokenizer)
 
 
@@ -41,6 +41,8 @@ def _sizes_table(sources: Sequence[Tokenized], framing: int, model: str) -> Tabl
         lengths = dict(zip(QUANTILES, stored_lengths(source.train, framing), strict=True))
         held_out = f"{len(source.held_out):,}" if source.held_out else "none"
         sizes = (f"{len(source.train):,}", f"{source.train.num_tokens:,}", held_out)
-        rows.append((source.name, *sizes, *(f"{lengths[each]:,}" for each in SHOWN_QUANTILES)))
+        rows.append(
+            (source.name, *sizes, *(f"{lengths[quantile]:,}" for quantile in SHOWN_QUANTILES))
+        )
     heads = ["source", "documents", "tokens", "held out", "median", "95 %", "longest"]
     return plain_table(heads, rows, title=f"token ids by {model}, and lengths of documents")

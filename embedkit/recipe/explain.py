@@ -50,16 +50,16 @@ def explain(key: str) -> str:
     Raises:
         UserError: no recipe has such a key; the message offers near ones.
     """
-    keys = [each for kind, section in _KINDS.items() for each in _keys(kind, section)]
-    matches = [each for each in keys if each.path == key]
+    known = [field for kind, section in _KINDS.items() for field in _keys(kind, section)]
+    matches = [field for field in known if field.path == key]
     if not matches:
-        raise UserError(f"{key}: no recipe has such a key{_near(key, keys)}")
+        raise UserError(f"{key}: no recipe has such a key{_near(key, known)}")
     texts: dict[str, list[str]] = {}
     for match in matches:
-        inner = [each for each in keys if each.path.rpartition(".")[0] == key]
-        texts.setdefault(_described(match, inner), []).append(match.kind)
+        texts.setdefault(_described(match, known), []).append(match.kind)
     pages = [f"{key} ({', '.join(dict.fromkeys(kinds))})\n{text}" for text, kinds in texts.items()]
-    evidence = "" if any(each.path.startswith(f"{key}.") for each in keys) else _evidence(key)
+    is_table = any(field.path.startswith(f"{key}.") for field in known)
+    evidence = "" if is_table else _evidence(key)
     return "\n".join([*pages, *([evidence] if evidence else [])])
 
 
@@ -71,8 +71,8 @@ def _keys(kind: str, section: type[Training]) -> Iterator[_Key]:
 def _keys_below(kind: str, path: str, schema: Schema, sections: Schema) -> Iterator[_Key]:
     for name, field in schema.get("properties", {}).items():
         tables = list(_tables(field, sections))
-        own = tables[0].get("description", "") if len(tables) == 1 else ""
-        description = field.get("description", own)
+        of_table = tables[0].get("description", "") if len(tables) == 1 else ""
+        description = field.get("description", of_table)
         key = _Key(kind, f"{path}{name}", field, description, name in schema.get("required", ()))
         yield key
         for table in tables:
@@ -90,14 +90,18 @@ def _tables(schema: Schema, sections: Schema) -> Iterator[Schema]:
         yield from _tables(inner, sections)
 
 
-def _described(key: _Key, inner: list[_Key]) -> str:
+def _described(key: _Key, known: list[_Key]) -> str:
+    paths = dict.fromkeys(
+        field.path
+        for field in known
+        if field.path.rpartition(".")[0] == key.path and field.kind.startswith(key.kind)
+    )
     default = "required" if key.required else f"default {_toml(key.schema.get('default'))}"
-    lines = [f"  {_type(key.schema)}" + ("" if inner else f", {default}")]
+    lines = [f"  {_type(key.schema)}" + ("" if paths else f", {default}")]
     if key.description:
         lines.append(textwrap.indent(textwrap.fill(_plain(key.description), 96), "  "))
-    own = {each.path: None for each in inner if each.kind.startswith(key.kind)}
-    if own:
-        keys = textwrap.fill(", ".join(own), 88, break_on_hyphens=False)
+    if paths:
+        keys = textwrap.fill(", ".join(paths), 88, break_on_hyphens=False)
         lines.append("  keys: " + keys.replace("\n", "\n        "))
     return "\n".join(lines) + "\n"
 
@@ -128,9 +132,9 @@ def _toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def _near(key: str, keys: list[_Key]) -> str:
+def _near(key: str, known: list[_Key]) -> str:
     """Offer whole paths: those that end in the same word, else those that are spelled alike."""
-    paths = sorted({each.path for each in keys})
+    paths = sorted({field.path for field in known})
     last = key.rpartition(".")[2]
     alike = difflib.get_close_matches(key, paths, n=3)
     words = difflib.get_close_matches(last, {path.rpartition(".")[2] for path in paths}, n=2)
