@@ -1,22 +1,67 @@
-"""Progress bars: gone when the work is done, and shown by rank 0 alone."""
+"""Progress of long work, shown by rank 0 alone: a bar on a terminal, or lines of text."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from embedkit.distributed.ranks import is_main
+
+_LINES = 10
+"""Number of lines that are printed where there is no terminal to draw a bar on."""
 
 
 def progress_bar(
     *columns: str | ProgressColumn, console: Console | None = None, shown: bool = True
 ) -> Progress:
-    """Return a bar of such columns, on standard error by default.
+    """Return a bar of such columns, on standard error by default; it vanishes when it ends.
 
     A string is a column in the format of rich, such as ``{task.description}``, without markup.
     """
-    parts = [TextColumn(each, markup=False) if isinstance(each, str) else each for each in columns]
+    parts = [
+        TextColumn(column, markup=False) if isinstance(column, str) else column
+        for column in columns
+    ]
     return Progress(
         *parts,
         console=console or Console(stderr=True),
         transient=True,
         disable=not (shown and is_main()),
     )
+
+
+@contextmanager
+def track_progress(
+    console: Console, work: str, total: int, done: int = 0
+) -> Iterator[Callable[[int], None]]:
+    """Show how much of ``total`` is done, and yield a function that is told how much more is.
+
+    Without a terminal, a line is printed after each tenth of the work.
+    """
+
+    def say(remark: str) -> None:
+        if is_main():
+            console.print(f"{work}: {remark}", highlight=False, markup=False, soft_wrap=True)
+
+    say(f"{total:,}" + (f", of which {done:,} are done" if done else ""))
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
+    shown = console.is_terminal
+    with progress_bar(*columns, console=console, shown=shown) as bar:
+        task = bar.add_task(work, total=total, completed=done)
+
+        def advance(more: int) -> None:
+            nonlocal done
+            before, done = done * _LINES // total, done + more
+            bar.advance(task, more)
+            if not shown and done * _LINES // total > before:
+                say(f"{done / total:.0%}")
+
+        yield advance

@@ -1,9 +1,8 @@
-"""What was mined, in numbers: how hard the negatives are, and what is wrong with them."""
+"""Audit of mined negatives: how many there are, how hard they are, and what is wrong with them."""
 
 from array import array
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,36 +14,37 @@ from embedkit.mining.selection import Selected
 
 _EDGES = np.linspace(-1, 1, 41)
 _BAR = 30
-_AT_ONCE = 8192
+_ROWS = 8192
+"""Number of rows that are read at a time."""
 
 
 @dataclass
 class Audit:
-    """Counts over the rows of the result."""
+    """Counts over the rows that were written."""
 
     rows: int = 0
     negatives: int = 0
     asked: int = 0
-    """Negatives a row."""
+    """Number of negatives that were asked for in each row."""
     short: int = 0
-    """Rows with fewer negatives than asked for."""
+    """Number of rows with fewer negatives than asked for."""
     without: int = 0
-    """Rows with none."""
+    """Number of rows without negatives."""
     candidates: int = 0
-    """In the window of ranks, over all rows."""
+    """Number of candidates in the window of ranks, over all rows."""
     above_margin: int = 0
-    """Candidates that scored too near to the positive, or above it."""
+    """Number of candidates that scored too near to the positive, or above it."""
     outranked: int = 0
-    """Rows in which a candidate of any rank scores above the positive."""
+    """Number of rows in which a candidate of any rank scores above the positive."""
     equal_to_a_positive: int = 0
-    """Negatives that are, case and white space apart, a positive of their query or its own text:
-    counted on the file that was written."""
+    """Number of negatives that are, case and white space apart, a positive of their query or its
+    own text: counted on the file that was written."""
     most_used: int = 0
-    """Rows in which the most frequent negative stands."""
+    """Number of occurrences of the most frequent negative."""
     recall: float | None = None
-    """Of the search, where it is not exact."""
+    """Recall of the search, where it is not exact."""
     positive_scores: list[int] = field(default_factory=lambda: [0] * (len(_EDGES) - 1))
-    """A histogram in steps of 0.05, from -1 to 1."""
+    """Histogram of the scores of positives, in steps of 0.05 from -1 to 1."""
     negative_scores: list[int] = field(default_factory=lambda: [0] * (len(_EDGES) - 1))
 
     def add(self, selected: Selected) -> None:
@@ -58,15 +58,12 @@ class Audit:
         self.candidates += selected.candidates
         self.above_margin += selected.above_margin
         self.outranked += selected.outranked
-        _count(self.positive_scores, selected.positive_scores)
-        _count(self.negative_scores, selected.scores[selected.documents >= 0])
-
-    def table(self) -> dict[str, Any]:
-        """The fields as JSON has them."""
-        return asdict(self)
+        self.positive_scores = _counted(self.positive_scores, selected.positive_scores)
+        found = selected.scores[selected.documents >= 0]
+        self.negative_scores = _counted(self.negative_scores, found)
 
     def text(self) -> str:
-        """Lines for a reader."""
+        """Return the counts and histograms as lines of text."""
         facts = {
             "rows": f"{self.rows:,}",
             "negatives": f"{self.negatives:,}",
@@ -83,55 +80,49 @@ class Audit:
         return "\n".join([*lines, "", *self._histogram()]) + "\n"
 
     def _histogram(self) -> list[str]:
-        used = [p + n > 0 for p, n in zip(self.positive_scores, self.negative_scores, strict=True)]
-        if not any(used):
+        histograms = np.array([self.positive_scores, self.negative_scores])
+        used = np.flatnonzero(histograms.sum(axis=0))
+        if not len(used):
             return []
-        first, last = used.index(True), len(used) - used[::-1].index(True)
         lines = [f"{'score':>13}  {'positives':<{_BAR}}  negatives"]
-        for place in range(first, last):
-            bars = (
-                _bar(counts[place], max(counts))
-                for counts in (self.positive_scores, self.negative_scores)
-            )
+        highest = np.maximum(histograms.max(axis=1), 1)
+        for place in range(used[0], used[-1] + 1):
+            bars = [
+                f"{'#' * round((_BAR - 10) * count / most):<{_BAR - 9}}{count:>9,}"
+                for count, most in zip(histograms[:, place].tolist(), highest.tolist(), strict=True)
+            ]
             span = f"{_EDGES[place]:5.2f} .. {_EDGES[place + 1]:5.2f}"
             lines.append(f"{span}  {'  '.join(bars)}".rstrip())
         return lines
 
 
 def inspect(path: Path) -> tuple[int, int]:
-    """Negatives that equal a positive of their query or its text, and how often the commonest is.
+    """Count the negatives that equal their query or a positive of it, and the most frequent one.
 
     Reads the file that was written, and knows nothing of how it was made.
     """
     stated, mined, negatives = array("Q"), array("Q"), array("Q")
     with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(_AT_ONCE, columns=["query", "positive", "negatives"]):
-            columns = (
-                batch.column(name).to_pylist() for name in ("query", "positive", "negatives")
-            )
-            for query, positive, own in zip(*columns, strict=True):
-                stated.extend((_together(query, positive), _together(query, query)))
-                mined.extend(_together(query, text) for text in own)
-                negatives.extend(map(text_hash, own))
+        for batch in file.iter_batches(_ROWS, columns=["query", "positive", "negatives"]):
+            for row in batch.to_pylist():
+                query, texts = row["query"], row["negatives"]
+                stated.extend(_pair_hash(query, text) for text in (row["positive"], query))
+                mined.extend(_pair_hash(query, text) for text in texts)
+                negatives.extend(map(text_hash, texts))
     equal = np.isin(np.array(mined, dtype=np.uint64), np.array(stated, dtype=np.uint64)).sum()
     counts = np.unique(np.array(negatives, dtype=np.uint64), return_counts=True)[1]
     return int(equal), int(counts.max(initial=0))
 
 
-def _together(query: str, document: str) -> int:
+def _pair_hash(query: str, document: str) -> int:
     return text_hash(f"{fold(query)}\0{fold(document)}")
 
 
-def _count(histogram: list[int], scores: Scores) -> None:
-    # fp16 vectors may give a little more than 1.
+def _counted(histogram: list[int], scores: Scores) -> list[int]:
+    # Scores of fp16 vectors may lie a little above 1.
     counts = np.histogram(np.clip(scores, -1, 1), _EDGES)[0]
-    histogram[:] = [old + int(new) for old, new in zip(histogram, counts, strict=True)]
+    return [int(count) for count in np.array(histogram) + counts]
 
 
 def _share(count: int, whole: int) -> str:
     return f"{count:,} ({count / max(whole, 1):.1%})"
-
-
-def _bar(count: int, most: int) -> str:
-    length = round((_BAR - 10) * count / max(most, 1))
-    return f"{'#' * length:<{_BAR - 9}}{count:>9,}"

@@ -1,4 +1,4 @@
-"""The same search by faiss: flat, or by an inverted file whose lists stay on disk."""
+"""Search of documents by faiss: exact, or by an inverted file whose lists stay on disk."""
 
 import importlib
 import os
@@ -15,25 +15,25 @@ from rich.console import Console
 from torch import Tensor
 
 from embedkit import rng
+from embedkit.distributed.progress import track_progress
 from embedkit.errors import UserError
 from embedkit.mining.corpus import Ids
-from embedkit.mining.search import Best, Scores, filled, torch_best
-from embedkit.mining.stages import stage
+from embedkit.mining.search import Best, Scores, ordered, torch_best
 from embedkit.storage.atomic import written_aside
 
 _TRAINED_ON = 40
-"""Vectors a list that its centre is learned from; faiss warns below 39."""
+"""Number of vectors that each list's centre is learned from; faiss warns below 39."""
 _BLOCK = 2**28
-"""Bytes of vectors in memory at a time while the lists are filled."""
+"""Number of bytes of vectors in memory at a time while the lists are filled."""
 _GPU_COUNT = 2048
-"""The most that faiss finds for a query on a GPU."""
+"""Largest number of documents that faiss finds for a query on a GPU."""
 
 
 def load_faiss() -> Any:
-    """The module faiss.
+    """Return the module faiss.
 
     Raises:
-        UserError: it is not installed.
+        UserError: faiss is not installed.
     """
     try:
         return importlib.import_module("faiss")
@@ -45,40 +45,38 @@ def load_faiss() -> Any:
 
 
 def flat_best(faiss: Any, device: torch.device) -> Best:
-    """The best of a block by faiss's own exact search, on the GPU if its build knows one."""
+    """Return faiss's own exact search of a block, which runs on a GPU if its build supports one."""
     gpu = faiss.StandardGpuResources() if _on_gpu(faiss, device) else None
 
     def best(queries: Tensor, documents: Tensor, count: int) -> tuple[Tensor, Tensor]:
         if gpu is not None and count > _GPU_COUNT:
             return torch_best(queries, documents, count)
-        given = queries.cpu().numpy(), documents.cpu().numpy(), count
-        metric = faiss.METRIC_INNER_PRODUCT
-        found = (
-            faiss.knn(*given, metric=metric)
-            if gpu is None
-            else faiss.knn_gpu(gpu, *given, metric=metric)
-        )
-        scores, places = map(torch.from_numpy, found)
-        return scores.to(queries.device), places.to(queries.device)
+        search = faiss.knn if gpu is None else faiss.knn_gpu
+        resources = () if gpu is None else (gpu,)
+        arrays = queries.cpu().numpy(), documents.cpu().numpy()
+        found = search(*resources, *arrays, count, metric=faiss.METRIC_INNER_PRODUCT)
+        scores, places = (torch.from_numpy(array).to(queries.device) for array in found)
+        return scores, places
 
     return best
 
 
 class IvfSearch:
-    """Looks into the lists whose centres are nearest to a query. The lists are memory-mapped.
+    """Search of the lists whose centres are nearest to a query; the lists are memory-mapped.
 
-    Building goes on where a killed process left off.
+    Building the index continues where a killed process stopped.
 
     Args:
         faiss: the module.
-        vectors: of the documents, ``(N, D)``, memory-mapped.
-        folder: of the index, for this search alone.
-        lists: how many; ``None`` takes four times the root of N, and always at most one for every
-            forty documents.
-        probes: lists that a query looks into; ``None`` takes a sixteenth, eight at least.
-        seed: of the sample that the centres are learned from.
-        device: a GPU takes the whole index into its memory.
-        console: where progress goes.
+        vectors: vectors of the documents, ``(N, D)``, memory-mapped.
+        folder: folder of the index, for this search alone.
+        lists: number of lists; ``None`` takes four times the root of N. There is always at most
+            one list for every forty documents.
+        probes: number of lists that are searched for a query; ``None`` takes a sixteenth of them,
+            and at least eight.
+        seed: seed for the sample that the centres are learned from.
+        device: device; a GPU takes the whole index into its memory.
+        console: where progress is shown.
     """
 
     def __init__(
@@ -110,14 +108,14 @@ class IvfSearch:
     def top(self, queries: Scores, count: int) -> tuple[Scores, Ids]:
         most = _GPU_COUNT if self._gpu else count
         scores, numbers = self._index.search(queries, min(count, most, len(self._vectors)))
-        return filled(scores, numbers, count)
+        return ordered(scores, numbers, count)
 
     def _build(self, whole: Path, seed: int, console: Console) -> None:
         from faiss.contrib.ondisk import merge_ondisk
 
         faiss, folder, count = self._faiss, self._folder, len(self._vectors)
         trained = folder / "trained.index"
-        with stage(console, "filling lists with documents", count) as advance:
+        with track_progress(console, "filling lists with documents", count) as advance:
             if not trained.exists():
                 self._write(self._trained(seed), trained)
             step = max(1, _BLOCK // (4 * self._vectors.shape[1]))
@@ -132,37 +130,37 @@ class IvfSearch:
                     self._write(index, blocks[-1])
                 advance(len(block))
         index = faiss.read_index(str(trained))
-        with _on_standard_error():
+        with _stdout_to_stderr():
             merge_ondisk(index, list(map(str, blocks)), str(folder / "lists"))
         self._write(index, whole)
 
     def _trained(self, seed: int) -> Any:
+        """Return an empty index whose centres are learned from a sample of the vectors."""
         faiss, (count, width) = self._faiss, self._vectors.shape
-        wanted = min(count, self.lists * _TRAINED_ON)
-        drawn = rng.permuted(np.arange(wanted), count, rng.fold_in(seed, "lists"))
+        sampled = min(count, self.lists * _TRAINED_ON)
+        rows = rng.permuted(np.arange(sampled), count, rng.fold_in(seed, "lists"))
         metric = faiss.METRIC_INNER_PRODUCT
         index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, self.lists, metric)
         index.cp.seed, index.cp.spherical = seed % 2**31, True
-        index.train(self._vectors[np.sort(drawn)].astype(np.float32))
+        index.train(self._vectors[np.sort(rows)].astype(np.float32))
         return index
 
     def _write(self, index: Any, path: Path) -> None:
-        """Write an index that is there whole or not at all."""
         with written_aside(path) as aside:
             self._faiss.write_index(index, str(aside))
 
 
 @contextmanager
-def _on_standard_error() -> Iterator[None]:
-    """What faiss says below Python while it merges is no result of ours."""
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send what faiss prints in C++ while it merges to standard error: it is no result."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _on_gpu(faiss: Any, device: torch.device) -> bool:

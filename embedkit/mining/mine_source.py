@@ -1,13 +1,13 @@
-"""Hard negatives for a source: encode, search, choose, write, and say what came out."""
+"""``mine``: hard negatives for a source of pairs, written as a new source with an audit."""
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Unpack
 
-from numpy.typing import NDArray
 from rich.console import Console
 
 from embedkit.config import from_arguments
@@ -16,7 +16,7 @@ from embedkit.errors import DataError
 from embedkit.mining import faiss_search
 from embedkit.mining.audit import Audit, inspect
 from embedkit.mining.candidates import find_candidates, recall
-from embedkit.mining.corpus import Corpus, open_corpus
+from embedkit.mining.corpus import open_corpus
 from embedkit.mining.exclusions import Exclusions
 from embedkit.mining.mined_source import write_manifest, write_pairs
 from embedkit.mining.output_folder import RECORD, OutputFolder
@@ -33,10 +33,10 @@ _PACKAGES = ("embedkit-neobert", "torch", "transformers")
 
 @dataclass(frozen=True, slots=True)
 class Mined:
-    """What mining leaves."""
+    """Result of mining."""
 
     manifest: Path
-    """Of the pairs with their negatives."""
+    """Path of the manifest of the pairs with their negatives."""
     audit: Audit
 
 
@@ -51,7 +51,7 @@ def mine(
     """Find hard negatives for every pair of a source, and write them as a source of its own.
 
     A killed process leaves its work to the next one with the same arguments, which ends with the
-    same bytes. What is finished is only read.
+    same bytes. A finished result is only read.
 
     Args:
         source: a manifest's name under ``data_manifests/`` or its path, or records. Of one that
@@ -80,108 +80,70 @@ def mine(
         "model": {"name": embedder.name, "identity": embedder.identity},
         "settings": settings.recorded(),
     }
-    place = OutputFolder(Path(output))
-    manifest = place.output / f"{place.output.name}.toml"
-    if record := place.finished(plan, overwrite=overwrite):
-        place.tidy()
+    folder = OutputFolder(Path(output))
+    manifest = folder.output / f"{folder.output.name}.toml"
+    if record := folder.finished(plan, overwrite=overwrite):
         return Mined(manifest, Audit(**record["audit"]))
-    console = Console(stderr=True)
-    with place.claimed(plan) as work:
-        audit = _Run(records, embedder, plan, settings, work, console).write(place.output)
-        place.publish(work / "result")
+    with folder.claimed(plan) as work:
+        audit = _mine(records, embedder, plan, settings, work, folder.output)
+        folder.publish(work / "result")
     return Mined(manifest, audit)
 
 
-class _Run:
-    """One source, one model, one folder of work."""
-
-    def __init__(
-        self,
-        records: Records,
-        embedder: Embedder,
-        plan: dict[str, Any],
-        settings: MiningSettings,
-        work: Path,
-        console: Console,
-    ) -> None:
-        self._records, self._settings, self._plan = records, settings, plan
-        self._device, self._work, self._console = embedder.device, work, console
-        self._corpus: Corpus = open_corpus(records)
-        encode = partial(
-            stored_vectors,
-            embedder=embedder,
-            identity=plan["model"]["identity"],
-            store=settings.store,
-            console=console,
-        )
-        self._vectors: dict[str, NDArray[Any]] = {
-            "queries": encode(
-                self._corpus.queries,
-                prompt=records.prompts.query,
-                max_tokens=records.max_query_tokens,
-            ),
-            "documents": encode(
-                self._corpus.documents,
-                prompt=records.prompts.document,
-                max_tokens=records.max_document_tokens,
-            ),
-        }
-        self._exact = ExactSearch(self._vectors["documents"], self._device, torch_best)
-
-    def write(self, output: Path) -> Audit:
-        """Fill the folder ``result``, which is to become ``output``."""
-        queries, documents = self._vectors["queries"], len(self._corpus.documents)
-        exclusions = Exclusions(self._corpus)
-        candidates = find_candidates(
-            self._work / "candidates",
-            self._search(),
-            queries,
-            exclusions,
-            depth=self._settings.depth,
-            documents=documents,
-            console=self._console,
-        )
-        result, name = self._work / "result", output.name
-        shutil.rmtree(result, ignore_errors=True)
-        result.mkdir()
-        pairs = result / f"{name}.parquet"
-        audit = write_pairs(
-            pairs, self._records, self._corpus, self._vectors, candidates, self._settings
-        )
-        audit.equal_to_a_positive, audit.most_used = inspect(pairs)
-        if self._settings.search == "faiss-ivf":
-            audit.recall = recall(candidates, self._exact, queries, exclusions, documents)
-        remark = (
-            f"Negatives of {self._records.name} by {self._plan['model']['name']}: see {RECORD}."
-        )
-        write_manifest(
-            result / f"{name}.toml",
-            self._records,
-            pairs,
-            output / pairs.name,
-            self._settings,
-            remark,
-        )
-        versions = {package: version(package) for package in _PACKAGES}
-        record = {"plan": self._plan, "versions": versions, "audit": audit.table()}
-        write_json(result / RECORD, record)
-        return audit
-
-    def _search(self) -> Search:
-        settings, documents = self._settings, self._vectors["documents"]
-        if settings.search == "torch":
-            return self._exact
-        faiss = faiss_search.load_faiss()
-        if settings.search == "faiss-flat":
-            best = faiss_search.flat_best(faiss, self._device)
-            return ExactSearch(documents, self._device, best)
-        return faiss_search.IvfSearch(
-            faiss,
+def _mine(
+    records: Records,
+    embedder: Embedder,
+    plan: Mapping[str, Any],
+    settings: MiningSettings,
+    work: Path,
+    output: Path,
+) -> Audit:
+    """Fill ``work/result``, which is to become ``output``; ``work`` may hold parts of it."""
+    console, device, corpus = Console(stderr=True), embedder.device, open_corpus(records)
+    encode = partial(
+        stored_vectors,
+        embedder=embedder,
+        identity=plan["model"]["identity"],
+        store=settings.store,
+        console=console,
+    )
+    prompts = records.prompts
+    queries = encode(corpus.queries, prompt=prompts.query, max_tokens=records.max_query_tokens)
+    documents = encode(
+        corpus.documents, prompt=prompts.document, max_tokens=records.max_document_tokens
+    )
+    exact = ExactSearch(documents, device, torch_best)
+    search: Search = exact
+    if settings.search == "faiss-flat":
+        best = faiss_search.flat_best(faiss_search.load_faiss(), device)
+        search = ExactSearch(documents, device, best)
+    elif settings.search == "faiss-ivf":
+        search = faiss_search.IvfSearch(
+            faiss_search.load_faiss(),
             documents,
-            self._work / "index",
+            work / "index",
             lists=settings.lists,
             probes=settings.probes,
             seed=settings.seed,
-            device=self._device,
-            console=self._console,
+            device=device,
+            console=console,
         )
+    exclusions = Exclusions(corpus)
+    candidates = find_candidates(
+        work / "candidates", search, queries, exclusions, depth=settings.depth, console=console
+    )
+    result = work / "result"
+    shutil.rmtree(result, ignore_errors=True)
+    result.mkdir()
+    pairs = result / f"{output.name}.parquet"
+    audit = write_pairs(pairs, records, corpus, queries, documents, candidates, settings)
+    audit.equal_to_a_positive, audit.most_used = inspect(pairs)
+    if settings.search == "faiss-ivf":
+        audit.recall = recall(candidates, exact, queries, exclusions)
+    remark = f"Negatives of {records.name} by {plan['model']['name']}: see {RECORD}."
+    write_manifest(
+        result / f"{output.name}.toml", records, pairs, output / pairs.name, settings, remark
+    )
+    versions = {package: version(package) for package in _PACKAGES}
+    write_json(result / RECORD, {"plan": plan, "versions": versions, "audit": asdict(audit)})
+    return audit

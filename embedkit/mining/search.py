@@ -1,4 +1,4 @@
-"""The documents nearest to queries: by inner product, exact, a piece of the scores at a time."""
+"""Exact search of the documents with the highest inner products, over blocks of documents."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -13,16 +13,16 @@ from embedkit.mining.corpus import Ids
 Scores = NDArray[np.float32]
 
 _SCORES = {"cpu": 2**25, "cuda": 2**28}
-"""Scores that exist at a time, in fp32."""
+"""Number of fp32 scores that exist at a time."""
 _VALUES = {"cpu": 2**25, "cuda": 2**28}
-"""Of documents' vectors in fp32 at a time, however few the queries are."""
+"""Number of fp32 values of documents' vectors that exist at a time, however few the queries are."""
 
 
 class Search(Protocol):
-    """Knows the vectors of the documents."""
+    """A search of documents, whose vectors it knows."""
 
     def top(self, queries: Scores, count: int) -> tuple[Scores, Ids]:
-        """The best documents of each query, best first.
+        """Return the best documents of each query, best first.
 
         Shapes: queries ``(q, D)`` -> scores and numbers ``(q, count)``; where fewer were found,
         the numbers end in -1.
@@ -30,16 +30,17 @@ class Search(Protocol):
 
 
 Best = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-"""Queries ``(q, D)``, documents ``(n, D)`` and k -> the k best scores and where they are."""
+"""Function of queries ``(q, D)``, documents ``(n, D)`` and k: the k best scores and their places,
+both ``(q, k)``."""
 
 
 class ExactSearch:
-    """Walks over the documents block by block and keeps the best so far.
+    """Exact search that walks over the documents block by block and keeps the best so far.
 
     Args:
-        vectors: of the documents, ``(N, D)``, memory-mapped.
-        device: where scores are computed, in fp32.
-        best: how the best of a block are found.
+        vectors: vectors of the documents, ``(N, D)``, memory-mapped.
+        device: device that computes the scores, in fp32.
+        best: function that finds the best documents of a block.
     """
 
     def __init__(self, vectors: NDArray[Any], device: torch.device, best: Best) -> None:
@@ -54,22 +55,22 @@ class ExactSearch:
         for start in range(0, len(self._vectors), step):
             block = self._vectors[start : start + step].astype(np.float32)
             documents = torch.from_numpy(block).to(self._device)
-            found, places = self._best(wanted, documents, min(count, len(documents)))
-            scores = torch.cat([scores, found], dim=1)
+            block_scores, places = self._best(wanted, documents, min(count, len(documents)))
+            scores = torch.cat([scores, block_scores], dim=1)
             numbers = torch.cat([numbers, places + start], dim=1)
             scores, kept = scores.topk(min(count, scores.shape[1]), dim=1)
             numbers = numbers.gather(1, kept)
-        return filled(scores.cpu().numpy(), numbers.cpu().numpy(), count)
+        return ordered(scores.cpu().numpy(), numbers.cpu().numpy(), count)
 
 
 def torch_best(queries: Tensor, documents: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """By a matrix product and a partial sort."""
-    found = (queries @ documents.T).topk(count, dim=1)
-    return found.values, found.indices
+    """Find the best documents of a block by a matrix product and a partial sort."""
+    best = (queries @ documents.T).topk(count, dim=1)
+    return best.values, best.indices
 
 
-def filled(scores: Scores, numbers: Ids, count: int) -> tuple[Scores, Ids]:
-    """``count`` columns, best first; equal scores by number, and what was not found at the end."""
+def ordered(scores: Scores, numbers: Ids, count: int) -> tuple[Scores, Ids]:
+    """Return ``count`` columns, best first, equal scores by number; what was not found is -1."""
     scores = np.where(numbers < 0, np.float32(-np.inf), scores)
     order = np.lexsort((numbers, -scores), axis=1)
     lacking = ((0, 0), (0, count - scores.shape[1]))

@@ -1,9 +1,10 @@
-"""Blocks of rows on disk, each verified against its digest before its rows are used."""
+"""Rows on disk in blocks, each verified against its digest before its rows are used."""
 
 import hashlib
 import os
 import struct
 import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,21 @@ Keys = NDArray[np.uint64]
 """Shapes: ``(rows, 2)``, the 128 bits of a hash."""
 
 _DIGEST_BYTES = 32
-_KEY_BYTES = 16
 
 
 class BlockFile:
-    """A file of rows that several processes may write at a time, each its own blocks.
+    """A file of rows in blocks, which several processes may write at a time.
 
-    ``<path>`` holds the rows, and ``<path>.digests-<block>`` the digest of each block, written
-    after its rows. A block that differs from its digest is missing, whether a process was killed
-    while it wrote the block or the file was damaged later.
+    ``<path>`` holds the rows, and ``<path>.digests-<block>`` the SHA-256 of each block, written
+    after its rows. A block that differs from its digest counts as missing, whether a process was
+    killed while it wrote the block or the file was damaged later.
 
     Args:
-        path: the file; it is made when a first block is written.
-        dtype: of a value.
-        rows: of the whole file.
-        width: values of a row.
-        block: rows of each block but the last.
+        path: path of the file, which is created when a first block is written.
+        dtype: type of a value.
+        rows: number of rows of the whole file.
+        width: number of values in a row.
+        block: number of rows in each block but the last.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class BlockFile:
     ) -> None:
         self._path, self._dtype = path, dtype
         self._rows, self._width, self._block = rows, width, block
-        # Named after the size of a block: under another one a digest would be of other rows.
+        # The name holds the block size, since a block of another size has another digest.
         self._digests = path.with_name(f"{path.name}.digests-{block}")
         self._verified: set[int] = set()
 
     def missing(self) -> list[int]:
-        """The numbers of the blocks that are still to be written; warns of damaged ones."""
-        absent, damaged = self._lacking()
+        """Return the numbers of the blocks that are still to be written; warn of damaged ones."""
+        absent, damaged = self._unusable()
         if damaged:
             warnings.warn(
                 f"{self._path}: {len(damaged)} of {-(-self._rows // self._block)} blocks are "
@@ -55,34 +55,54 @@ class BlockFile:
         return sorted(absent + damaged)
 
     def is_whole(self) -> bool:
-        """Whether every block is there and as it was written."""
-        return not any(self._lacking())
+        """Return whether every block is there and undamaged."""
+        return not any(self._unusable())
 
     def done(self) -> int:
-        """How many rows the blocks have that are whole."""
-        absent, damaged = self._lacking()
+        """Return the number of rows in undamaged blocks."""
+        absent, damaged = self._unusable()
         return self._rows - sum(len(self.rows_of(block)) for block in absent + damaged)
 
     def rows_of(self, block: int) -> NDArray[np.int64]:
-        """The numbers of the rows of a block."""
+        """Return the numbers of the rows of a block."""
         return np.arange(block * self._block, min((block + 1) * self._block, self._rows))
 
     def write(self, block: int, rows: NDArray[Any]) -> None:
-        """Write a block, ``(rows, width)``; it counts once it is on disk."""
+        """Write a block and wait until it is on disk. Shapes: rows ``(rows of block, width)``."""
         assert rows.shape == (len(self.rows_of(block)), self._width)
         data = np.ascontiguousarray(rows, dtype=self._dtype).tobytes()
         _put(self._path, self._offset(block), data)
         _put(self._digests, block * _DIGEST_BYTES, _digest_of(block, data))
         self._verified.add(block)
 
-    def _lacking(self) -> tuple[list[int], list[int]]:
-        """The blocks without a digest, and those that differ from theirs."""
+    def fill(
+        self,
+        blocks: Iterable[int],
+        compute: Callable[[NDArray[np.int64]], NDArray[Any]],
+        advance: Callable[[int], None],
+    ) -> None:
+        """Write the rows that ``compute`` returns for the numbers of the rows of each block.
+
+        A block has the same rows after an interruption and on any number of ranks, so that a text
+        is always encoded beside the same others and its vector is the same to the last bit.
+        """
+        for block in blocks:
+            numbers = self.rows_of(block)
+            self.write(block, compute(numbers))
+            advance(len(numbers))
+
+    def mapped(self) -> NDArray[Any]:
+        """Return all rows, ``(rows, width)``, memory-mapped and read-only."""
+        return mapped(self._path, self._dtype, rows=self._rows, width=self._width)
+
+    def _unusable(self) -> tuple[list[int], list[int]]:
+        """Return the blocks without a digest, and those that differ from theirs."""
         absent, damaged = [], []
         for block in range(-(-self._rows // self._block)):
             if block in self._verified:
                 continue
             expected = _get(self._digests, block * _DIGEST_BYTES, _DIGEST_BYTES)
-            size = len(self.rows_of(block)) * self._row_bytes
+            size = len(self.rows_of(block)) * self._width * self._dtype.itemsize
             if not any(expected):
                 absent.append(block)
             elif _digest_of(block, _get(self._path, self._offset(block), size)) == expected:
@@ -92,15 +112,11 @@ class BlockFile:
         return absent, damaged
 
     def _offset(self, block: int) -> int:
-        return block * self._block * self._row_bytes
-
-    @property
-    def _row_bytes(self) -> int:
-        return self._width * self._dtype.itemsize
+        return block * self._block * self._width * self._dtype.itemsize
 
 
 def mapped(path: Path, dtype: np.dtype[Any], *, rows: int, width: int) -> NDArray[Any]:
-    """The rows of a file, ``(rows, width)``, read-only; only what is read comes into memory."""
+    """Return the rows of a file, ``(rows, width)``, memory-mapped and read-only."""
     # An empty file cannot be mapped.
     if not rows:
         return np.empty((0, width), dtype)
@@ -108,7 +124,7 @@ def mapped(path: Path, dtype: np.dtype[Any], *, rows: int, width: int) -> NDArra
 
 
 class DamagedBlockError(Exception):
-    """A block that is not what was written."""
+    """The file ``path`` does not hold what was written to it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path}: is damaged")
@@ -116,10 +132,11 @@ class DamagedBlockError(Exception):
 
 
 class KeyedBlock:
-    """Vectors under keys in a file of their own, which is written at once and never changed.
+    """Vectors under keys, in a file that is written at once and never changed.
 
-    A head holds the number of rows, their width and the digests. Head and keys are verified when
-    the block is opened, and the vectors when they are first read.
+    The file holds a digest of head and keys, the head (a digest of the vectors, their number and
+    width), the keys and the vectors. Head and keys are verified when the file is opened, and the
+    vectors when they are first read.
 
     Raises:
         DamagedBlockError: the file is not what was written, or cannot be read.
@@ -127,56 +144,54 @@ class KeyedBlock:
 
     _SIZES = struct.Struct("<QQ")
     _HEAD_BYTES = 2 * _DIGEST_BYTES + _SIZES.size
+    _KEY_BYTES = 16
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._verified = path, False
         head = self._read(0, self._HEAD_BYTES)
-        own, self._digest = head[:_DIGEST_BYTES], head[_DIGEST_BYTES : 2 * _DIGEST_BYTES]
-        rows, self.width = self._SIZES.unpack(head[2 * _DIGEST_BYTES :])
-        if self._bytes_on_disk() != self.size(rows, self.width):
+        digest, head = head[:_DIGEST_BYTES], head[_DIGEST_BYTES:]
+        rows, self.width = self._SIZES.unpack(head[_DIGEST_BYTES:])
+        keys_bytes, whole = rows * self._KEY_BYTES, self.size(rows, self.width)
+        keys = self._read(self._HEAD_BYTES, keys_bytes, whole=whole)
+        if hashlib.sha256(head + keys).digest() != digest:
             raise DamagedBlockError(path)
-        keys = self._read(self._HEAD_BYTES, rows * _KEY_BYTES)
-        if _sha256(head[_DIGEST_BYTES:], keys) != own:
-            raise DamagedBlockError(path)
+        self._digest = head[:_DIGEST_BYTES]
         self.keys: Keys = np.frombuffer(keys, np.uint64).reshape(rows, 2)
-        self._verified = False
 
     @classmethod
     def size(cls, rows: int, width: int) -> int:
-        """Bytes of a file."""
-        return cls._HEAD_BYTES + rows * (_KEY_BYTES + 4 * width)
+        """Return the number of bytes of a file."""
+        return cls._HEAD_BYTES + rows * (cls._KEY_BYTES + 4 * width)
 
     @classmethod
     def write(cls, path: Path, keys: Keys, vectors: NDArray[np.float32]) -> None:
-        """Write a file that is there whole or not at all, one at a time in a folder.
+        """Write a file that is there whole or not at all; one writer at a time in a folder.
 
-        Shapes: ``vectors`` ``(rows, width)``.
+        Shapes: vectors ``(rows, width)``.
         """
         data = np.ascontiguousarray(vectors, np.float32).tobytes()
-        head = _sha256(data) + cls._SIZES.pack(*vectors.shape)
-        # One name for all files of the folder, so that killed processes leave one at most.
+        head = hashlib.sha256(data).digest() + cls._SIZES.pack(*vectors.shape)
+        head += keys.tobytes()
+        # All files of a folder share this name, so that killed processes leave at most one.
         aside = path.with_name(".aside")
         with written_aside(path, aside=aside, durable=True), aside.open("wb") as file:
-            for part in (_sha256(head, keys.tobytes()), head, keys.tobytes(), data):
-                file.write(part)
+            file.writelines((hashlib.sha256(head).digest(), head, data))
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The vectors of some rows. Shapes: ``(len(rows), width)``."""
+        """Return the vectors of some rows. Shapes: ``(len(rows), width)``."""
         size = len(self.keys) * self.width * 4
-        data = self._read(self._HEAD_BYTES + len(self.keys) * _KEY_BYTES, size)
-        if not self._verified and _sha256(data) != self._digest:
+        data = self._read(self._HEAD_BYTES + len(self.keys) * self._KEY_BYTES, size)
+        if not self._verified and hashlib.sha256(data).digest() != self._digest:
             raise DamagedBlockError(self.path)
         self._verified = True
         return np.frombuffer(data, np.float32).reshape(len(self.keys), self.width)[rows]
 
-    def _bytes_on_disk(self) -> int:
+    def _read(self, offset: int, size: int, *, whole: int | None = None) -> bytes:
+        """Return ``size`` bytes of the file, after comparing its own size with ``whole``."""
         try:
-            return self.path.stat().st_size
-        except OSError:
-            raise DamagedBlockError(self.path) from None
-
-    def _read(self, offset: int, size: int) -> bytes:
-        try:
+            # A damaged head may ask for more bytes than the memory holds.
+            if whole not in (None, self.path.stat().st_size):
+                raise DamagedBlockError(self.path)
             data = _get(self.path, offset, size)
         except OSError:
             raise DamagedBlockError(self.path) from None
@@ -186,19 +201,14 @@ class KeyedBlock:
 
 
 def _digest_of(block: int, data: bytes) -> bytes:
-    """A digest that no other block of the file has, even one of the same rows."""
-    return _sha256(block.to_bytes(8, "little"), data)
-
-
-def _sha256(*parts: bytes) -> bytes:
-    whole = hashlib.sha256()
-    for part in parts:
-        whole.update(part)
-    return whole.digest()
+    """Return a digest that depends on the block's number too, so that blocks cannot be swapped."""
+    digest = hashlib.sha256(block.to_bytes(8, "little"))
+    digest.update(data)
+    return digest.digest()
 
 
 def _get(path: Path, offset: int, size: int) -> bytes:
-    """Bytes of a file: fewer than ``size`` where it ends, none where there is no file."""
+    """Return bytes of a file: fewer than ``size`` where it ends, none where there is no file."""
     try:
         with path.open("rb") as file:
             file.seek(offset)

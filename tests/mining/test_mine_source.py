@@ -18,7 +18,7 @@ from embedkit import load
 from embedkit.data.manifests.manifest import load_manifest
 from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import DataError, UserError
-from embedkit.mining import candidates, stored_vectors
+from embedkit.mining import candidates
 from embedkit.mining.audit import Audit, inspect
 from embedkit.mining.corpus import Ids
 from embedkit.mining.mine_source import mine
@@ -259,7 +259,7 @@ def test_vectors_are_made_once_for_all_settings(
 ) -> None:
     records = Records.from_rows(ROWS)
     mine(records, model, tmp_path / "one", **ALL)
-    monkeypatch.setattr(stored_vectors, "_encode", lambda *_: pytest.fail("encoded again"))
+    monkeypatch.setattr(model, "encode", lambda *_, **__: pytest.fail("encoded again"))
     mine(records, model, tmp_path / "two", **(ALL | {"skip": 2}))
     first, second = (pairs_of(tmp_path / name) for name in ("one", "two"))
     assert [row["negatives"][2] for row in first] == [row["negatives"][0] for row in second]
