@@ -4,7 +4,7 @@ from functools import cached_property, partial
 
 from mteb.abstasks.abstask import AbsTask
 
-from embedkit.evaluation.encoding.distributed_encoder import DistributedEncoder
+from embedkit.evaluation.encoding.encoders import DistributedEncoder
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.recipe_tasks import open_tasks

@@ -16,9 +16,7 @@ class Counting:
     def __init__(self) -> None:
         self.rounds: list[list[str]] = []
 
-    def encode(
-        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
-    ) -> np.ndarray:
+    def encode(self, texts: Sequence[str], *, prompt: str = "") -> np.ndarray:
         self.rounds.append(list(texts))
         digests = [hashlib.sha256((prompt + text).encode()).digest()[:4] for text in texts]
         numbers = np.array([list(digest) for digest in digests], dtype=np.float32).reshape(-1, 4)

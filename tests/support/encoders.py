@@ -30,9 +30,7 @@ class Encoder:
         self.identity = digest.hexdigest()
         self.calls: list[tuple[str, list[str]]] = []
 
-    def encode(
-        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
-    ) -> np.ndarray:
+    def encode(self, texts: Sequence[str], *, prompt: str = "") -> np.ndarray:
         self.calls.append((prompt, list(texts)))
         prefixed = [prompt + text for text in texts]
         vectors = self.model.encode(prefixed, normalize_embeddings=True, show_progress_bar=False)

@@ -1,29 +1,30 @@
-"""``ContextualEncoder``: a two-stage model, which reads some of a task before the task itself."""
+"""``ContextualEncoder``: a two-stage model that reads documents of a task before its texts."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.errors import UserError
-from embedkit.evaluation.encoding.distributed_encoder import DistributedEncoder
-from embedkit.evaluation.encoding.encoders import TextEncoder
+from embedkit.evaluation.encoding.encoders import DistributedEncoder
 from embedkit.models.contextual.context import Context
 from embedkit.models.contextual.model import Contextual
 from embedkit.storage.hashing import sha256_of_text
 
 
 class ContextualEncoder:
-    """A two-stage model as ``evaluate`` takes it: that draws a context from each task's corpus.
+    """A two-stage model that ``evaluate`` puts into a context of each task's corpus.
 
     Args:
-        model: with an encoder of context documents, or with a frozen context, which then is that
-            of all tasks.
-        seed: of the draw.
-        num_documents: of a context; a smaller corpus is taken whole. By default as many as the
-            model has slots.
-        ranks: share the encoding inside their ``run_on_main``; by default it is done on this rank.
+        model: a model with an encoder of context documents, or with a frozen context, in which all
+            tasks are then scored.
+        seed: random seed for drawing documents.
+        num_documents: number of documents of a context; a smaller corpus is used whole. By default
+            one for every slot of the model.
+        ranks: encoder that shares texts among ranks; by default this rank encodes alone.
 
     Raises:
         UserError: the model cannot read a context of so many documents.
@@ -49,44 +50,35 @@ class ContextualEncoder:
 
     @property
     def identity(self) -> str:
-        """A hash of the model and of how contexts are drawn."""
+        """Hash of the model and its context, or of the model and how contexts are drawn."""
+        # A frozen context is another model's, in whose hash this one's weights are not.
         drawn = self.frozen.hash if self.frozen else f"{self._seed} {self.num_documents}"
         return sha256_of_text(f"{self._model.identity} {drawn}")
 
-    def encode(
-        self, texts: str | Sequence[str], *, prompt: str = "", show_progress: bool = False
-    ) -> NDArray[np.float32]:
-        """Embed texts in the frozen context; without one, tell that a context is needed."""
-        return self._ranks.encode(texts, prompt=prompt)
+    def within(self, context: Context) -> Self:
+        """Return this encoder with ``context`` frozen, in which it encodes all texts."""
+        frozen = copy(self)
+        frozen.frozen = context
+        return frozen
+
+    def encode(self, texts: str | Sequence[str], *, prompt: str = "") -> NDArray[np.float32]:
+        """Embed texts in the frozen context.
+
+        Raises:
+            UserError: no context is frozen.
+        """
+        # Another rank would refuse a copy of the model's own context as that of another model.
+        context = None if self.frozen is self._model.frozen else self.frozen
+        return self._ranks.encode(texts, prompt=prompt, context=context)
 
     def build_context(self, corpus: Sequence[str], prompt: str) -> Context:
-        """Draw documents, each behind ``prompt``, and embed them, on this rank alone."""
+        """Draw documents and embed them after ``prompt``, on this rank alone."""
         documents = corpus
         if not self._model.config.null_vector and 0 < len(corpus) < self.num_documents:
-            # As at the model's release: what fills its slots can only be documents.
+            # The released models, too, repeat documents: they have nothing else to fill slots with.
             rows = np.arange(self.num_documents) % len(corpus)
             documents = [corpus[row] for row in rows.tolist()]
         context = self._model.build_context(
             documents, num_documents=self.num_documents, seed=self._seed, prompt=prompt
         )
         return replace(context, corpus_size=len(corpus))
-
-    def within(self, context: Context) -> TextEncoder:
-        """The encoder of texts in ``context``."""
-        return _Within(self._model, context, self._ranks)
-
-
-class _Within:
-    """A two-stage model in one context."""
-
-    def __init__(self, model: Contextual, context: Context, ranks: DistributedEncoder) -> None:
-        self.name, self.prompts = model.name, model.prompts
-        self.default_prompt_name = model.default_prompt_name
-        # A frozen context is another model's, in whose hash this one's weights are not.
-        self.identity = sha256_of_text(f"{model.identity} {context.hash}")
-        self._context, self._ranks = context, ranks
-
-    def encode(
-        self, texts: str | Sequence[str], *, prompt: str = "", show_progress: bool = False
-    ) -> NDArray[np.float32]:
-        return self._ranks.encode(texts, prompt=prompt, context=self._context)

@@ -15,16 +15,14 @@ from support.task_folders import QUERIES, write_task
 
 from embedkit import distributed
 from embedkit.evaluation.encoding import encoders
-from embedkit.evaluation.encoding.distributed_encoder import (
-    DistributedEncoder,
-    EncodingFailedError,
-    shares_by_tokens,
-)
 from embedkit.evaluation.encoding.encoders import (
     CachedEncoder,
+    DistributedEncoder,
+    EncodingFailedError,
     TextEncoder,
     Truncated,
     estimated_tokens,
+    shares_by_tokens,
 )
 from embedkit.evaluation.encoding.vector_cache import VectorCache
 from embedkit.evaluation.mteb.scoring import evaluate
@@ -147,9 +145,7 @@ class Killed(Counting):
         super().__init__()
         self._notes = notes
 
-    def encode(
-        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
-    ) -> np.ndarray:
+    def encode(self, texts: Sequence[str], *, prompt: str = "") -> np.ndarray:
         if len(self.rounds) == 5:
             os.kill(os.getpid(), signal.SIGKILL)
         with self._notes.open("a") as notes:

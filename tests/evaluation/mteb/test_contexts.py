@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,12 @@ from support.mirrors import ONE_OF_EACH_TYPE
 from support.ranks import run_on_ranks
 from support.task_folders import ANIMALS, DOCUMENTS, LABELLED, MONEY, QUERIES, TYPES, write_task
 
+import embedkit
 from embedkit import distributed
 from embedkit.errors import UserError
-from embedkit.evaluation.encoding.distributed_encoder import DistributedEncoder
-from embedkit.evaluation.encoding.encoders import CachedEncoder, Truncated
+from embedkit.evaluation.encoding.encoders import CachedEncoder, DistributedEncoder, Truncated
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.encoding.vector_cache import VectorCache
-from embedkit.evaluation.evaluate import Contexts
 from embedkit.evaluation.mteb.contexts import corpus_of
 from embedkit.evaluation.mteb.mirror import from_mirror
 from embedkit.evaluation.mteb.scoring import evaluate
@@ -210,7 +209,7 @@ def test_a_frozen_context_is_that_of_every_task(tmp_path: Path) -> None:
     for name, each in summary.scores.items():
         assert each.contexts[name]["hash"] == model.frozen.hash
     with pytest.raises(UserError, match="context_seed: tiny has a frozen context"):
-        Contexts(seed=1).encoder(model)
+        embedkit.evaluate(model, [tmp_path / "tasks"], tmp_path / "out", context_seed=1)
 
 
 @pytest.mark.parametrize(
@@ -275,3 +274,17 @@ def score_shared(folder: Path, documents: int | None) -> None:
     assert counted, "every rank encodes"
     # Contexts are made once, and sent to the others.
     assert bool(model.contexts) == (distributed.is_main() and documents is None)
+
+
+def test_every_rank_encodes_in_the_frozen_context_of_another_model() -> None:
+    run_on_ranks(2, encode_in_frozen_context)
+
+
+def encode_in_frozen_context() -> None:
+    model = tiny_contextual()
+    # As after an export that leaves out the first encoder, and so changes the model's hash.
+    model.frozen = replace(model.build_context(MONEY), model="another")
+    ranks = DistributedEncoder(model)
+    encoder = ContextualEncoder(model, ranks=ranks).within(model.frozen)
+    vectors = ranks.run_on_main(lambda _: encoder.encode(ANIMALS))
+    np.testing.assert_allclose(vectors, model.encode(ANIMALS).vectors, atol=1e-6)

@@ -25,9 +25,7 @@ class Stumbling(Encoder):
     trouble: BaseException | None = None
     word = "bank"
 
-    def encode(
-        self, texts: Sequence[str], *, prompt: str = "", show_progress: bool = False
-    ) -> np.ndarray:
+    def encode(self, texts: Sequence[str], *, prompt: str = "") -> np.ndarray:
         if self.trouble and any(self.word in text for text in texts):
             raise self.trouble
         return super().encode(texts, prompt=prompt)
