@@ -124,7 +124,7 @@ def finetune(
     """
     from embedkit.finetuning.run import prepare
     from embedkit.recipe import as_recipe, default_output
-    from embedkit.training.run import run_training
+    from embedkit.training.trainer import run_training
 
     resolved = as_recipe(recipe)
     if objective is not None:
@@ -168,7 +168,7 @@ def pretrain(
     """
     from embedkit.pretraining.run import prepare
     from embedkit.recipe import PretrainRecipe, default_output, load_pretrain_recipe
-    from embedkit.training.run import run_training
+    from embedkit.training.trainer import run_training
 
     resolved = recipe if isinstance(recipe, PretrainRecipe) else load_pretrain_recipe(str(recipe))
     folder = run_training(

@@ -7,7 +7,16 @@ from types import ModuleType
 
 import embedkit_cli
 import pytest
-from support.architecture import FILES, LEVEL, PACKAGE, PAGE, modules_imported, page, part_of
+from support.architecture import (
+    FILES,
+    GRADIENT_PATH,
+    LEVEL,
+    PACKAGE,
+    PAGE,
+    modules_imported,
+    page,
+    part_of,
+)
 
 import embedkit
 
@@ -43,6 +52,14 @@ def test_the_page_names_files_that_exist() -> None:
     assert files
     roots = (PACKAGE, PACKAGE.parent)
     assert not [word for word in files if not any((root / word).is_file() for root in roots)]
+
+
+def test_the_page_names_the_files_from_the_command_to_the_gradient() -> None:
+    section = (
+        PAGE.read_text(encoding="utf-8").partition("## From the command")[2].partition("\n## ")
+    )
+    steps = [line.split("`")[1] for line in section[0].splitlines() if line[:1].isdigit()]
+    assert steps == GRADIENT_PATH
 
 
 def test_the_package_knows_nothing_of_its_command() -> None:

@@ -30,7 +30,7 @@ def load(
     embedder = hub.load(recipe.model, settings=recipe.embedder, autocast=autocast, device=device)
     _check_dims(recipe, embedder.backbone.width)
     if recipe.lora:
-        lora.check(embedder.backbone.model, recipe.lora)
+        lora.check(embedder, recipe.lora)
     if recipe.context is None:
         # Or training would end with a model that cannot be exported.
         stock_mode(embedder)

@@ -1,7 +1,6 @@
-"""A contrastive run: what its recipe names, opened and checked."""
+"""A fine-tuning run: opens and checks everything that its recipe names."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -30,10 +29,8 @@ from embedkit.finetuning.mixture import (
 )
 from embedkit.finetuning.model_card import model_card
 from embedkit.models import lora, precision
-from embedkit.models.contextual.export import write_contextual
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
-from embedkit.models.export import write_model
 from embedkit.models.pooling import identity_of_pooling
 from embedkit.recipe import Recipe
 from embedkit.recipe.pair_objectives import OBJECTIVES
@@ -41,57 +38,17 @@ from embedkit.storage.folders import rewrite
 from embedkit.tokens.prompts import SEARCH, benchmark_prompts
 from embedkit.training.metrics import check_trackers
 from embedkit.training.run_folder import RunFolder
-from embedkit.training.trainer import Objective
-
-
-@dataclass(frozen=True, slots=True)
-class Finetuning:
-    """A fine-tuning run, before it touches its folder."""
-
-    recipe: Recipe
-    mixture: Mixture
-    model: Embedder | Contextual
-    objective: Objective[ContrastiveBatch]
-    tokenized: Batches
-    facts: Mapping[str, object]
-    console: Console
-    peak_flops: float | None = None
-
-    def batches(self, numbers: range) -> Iterator[ContrastiveBatch]:
-        return stream(self.tokenized, numbers, self.recipe.data.workers)
-
-    def evaluator(self, folder: RunFolder) -> Evaluator:
-        return Evaluator(self.recipe.evaluation, folder, self.model, self.mixture)
-
-    def finish(self, folder: RunFolder, evaluator: Evaluator) -> None:
-        if isinstance(self.model, Embedder):
-            # What is evaluated is what is exported.
-            lora.merge(self.model.backbone.model)
-        # At once, so that the model is there whatever becomes of its evaluation.
-        distributed.on_main(partial(self._export, folder.model))
-        before, after = evaluator.after()
-        if after is None:
-            return
-        distributed.on_main(partial(self._write_card, folder.model, before, after))
-        self.console.print(comparison(before, after) if before else after.table())
-
-    def _export(self, folder: Path) -> None:
-        card = model_card(self.model, self.recipe, self.mixture, None, None)
-        if isinstance(self.model, Contextual):
-            write_contextual(self.model, folder, card=card)
-        else:
-            write_model(self.model, folder, card=card)
-        self.console.print(f"model: {folder}", highlight=False, markup=False, soft_wrap=True)
-
-    def _write_card(self, folder: Path, before: Summary | None, after: Summary) -> None:
-        card = model_card(self.model, self.recipe, self.mixture, before, after)
-        rewrite(folder, "README.md", card)
+from embedkit.training.trainer import TrainingJob
 
 
 def prepare(
-    recipe: Recipe, sources: Mapping[str, Records] | None, device: torch.device, console: Console
-) -> Finetuning:
-    """Open and check everything that a run reads, and say what it will do."""
+    recipe: Recipe,
+    sources: Mapping[str, Records] | None,
+    folder: RunFolder,
+    device: torch.device,
+    console: Console,
+) -> TrainingJob[ContrastiveBatch]:
+    """Open and check everything that a run reads, and print what it will do."""
     recipe, chosen = precision.resolve(recipe, device)
     objective = recipe.objective.build()
     check_tasks(recipe.evaluation)
@@ -110,9 +67,9 @@ def prepare(
     starting_model.check_lengths(recipe, _limits(mixture), model)
     _check_slots(recipe, mixture)
     facts = _facts(recipe, mixture, model)
-    # Behind the facts, in which a model is the backbone that it starts from.
-    if recipe.lora and isinstance(model, Embedder):
-        lora.attach(model.backbone.model, recipe.lora, seed=rng.fold_in(recipe.seed, "lora"))
+    # Adapters come after the facts, whose model is the backbone that training starts from.
+    if recipe.lora:
+        lora.attach(model, recipe.lora, seed=rng.fold_in(recipe.seed, "lora"))
     batches = Batches(
         sampler,
         mixture.records,
@@ -124,15 +81,43 @@ def prepare(
     )
     console.print(overview.overview(recipe, mixture, sampler, model, chosen))
     for remark in overview.remarks(recipe):
-        console.print(f"note: {remark}", highlight=False, markup=False, soft_wrap=True)
-    return Finetuning(recipe, mixture, model, objective, batches, facts, console)
+        console.print(f"note: {remark}", soft_wrap=True)
+    evaluator = Evaluator(recipe.evaluation, folder, model, mixture)
+    card = partial(model_card, model, recipe, mixture)
+    return TrainingJob(
+        recipe=recipe,
+        facts=facts,
+        model=model,
+        objective=objective,
+        batches=lambda numbers: stream(batches, numbers, recipe.data.workers),
+        evaluator=evaluator,
+        finish=partial(_finish, model, card, folder.model, evaluator, console),
+    )
+
+
+def _finish(
+    model: Embedder | Contextual,
+    card: Callable[[Summary | None, Summary | None], str],
+    folder: Path,
+    evaluator: Evaluator,
+    console: Console,
+) -> None:
+    # Adapters are merged first, so that the model evaluated is the model exported.
+    lora.merge(model)
+    # The model is exported before its evaluation, which may fail.
+    distributed.on_main(lambda: model.save(folder, card=card(None, None)))
+    console.print(f"model: {folder}", soft_wrap=True)
+    before, after = evaluator.after()
+    if after is not None:
+        distributed.on_main(lambda: rewrite(folder, "README.md", card(before, after)))
+        console.print(comparison(before, after) if before else after.table())
 
 
 def _replace_prompts(model: Embedder | Contextual, trained: Mapping[str, str]) -> None:
     """Give a model the prompts of its training, and leave it none of a side that trains without."""
     kept = {name: each for name, each in model.prompts.items() if name not in SEARCH}
     model.prompts = {**kept, **trained}
-    if isinstance(model, Embedder) and model.default_prompt_name not in model.prompts:
+    if model.default_prompt_name not in model.prompts:
         model.default_prompt_name = None
 
 

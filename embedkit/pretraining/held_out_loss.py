@@ -15,7 +15,7 @@ from embedkit.objectives.masked_lm import micro_batches
 from embedkit.pretraining.language_model import LanguageModel
 from embedkit.pretraining.mixture import TextMixture
 from embedkit.recipe import PretrainRecipe
-from embedkit.storage.atomic import write_text
+from embedkit.training.metrics import truncate_lines
 
 
 class HeldOutLosses:
@@ -43,7 +43,7 @@ class HeldOutLosses:
 
     def before(self, start: int) -> None:
         """Drop what was measured after the checkpoint that the run goes on from."""
-        distributed.on_main(partial(self._cut, start))
+        distributed.on_main(partial(truncate_lines, self._path, start - 1))
         if start == 0 and self._every:
             self._measure(0)
 
@@ -92,15 +92,6 @@ class HeldOutLosses:
             for source, (loss, accuracy) in losses.items():
                 line = {"step": step, "source": source, "loss": loss, "accuracy": accuracy}
                 file.write(json.dumps(line) + "\n")
-
-    def _cut(self, start: int) -> None:
-        if not self._path.is_file():
-            return
-        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
-        # A killed run may leave half a line at the end.
-        whole = [line for line in lines if line.endswith("\n")]
-        kept = [line for line in whole if json.loads(line)["step"] < start]
-        write_text(self._path, "".join(kept))
 
 
 def unigram_loss(frequencies: Tensor, targets: Tensor) -> float:

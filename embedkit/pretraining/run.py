@@ -1,7 +1,6 @@
-"""A pretraining run: what its recipe names, opened and checked."""
+"""A pretraining run: opens and checks everything that its recipe names."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -16,64 +15,30 @@ from embedkit.data.text.masked_batches import MaskedBatch
 from embedkit.data.text.texts import Texts
 from embedkit.distributed import sharding
 from embedkit.models import hub, precision
+from embedkit.models.neobert import NeoBERTForMaskedLM
 from embedkit.models.quiet import quietly
 from embedkit.objectives.masked_lm import MaskedLMObjective
 from embedkit.pretraining import weights as initial_weights
 from embedkit.pretraining.held_out_loss import HeldOutLosses
 from embedkit.pretraining.language_model import LanguageModel
-from embedkit.pretraining.mixture import TextMixture, open_text_mixture
+from embedkit.pretraining.mixture import open_text_mixture
 from embedkit.recipe import PretrainRecipe
 from embedkit.storage import hashing
 from embedkit.storage.folders import whole_folder
 from embedkit.training import checkpoint, flops
 from embedkit.training.metrics import check_trackers
 from embedkit.training.run_folder import RunFolder
-
-
-@dataclass(frozen=True, slots=True)
-class Pretraining:
-    """A pretraining run, before it touches its folder."""
-
-    recipe: PretrainRecipe
-    mixture: TextMixture
-    model: LanguageModel
-    tokenizer: PreTrainedTokenizerBase
-    facts: Mapping[str, object]
-    console: Console
-    peak_flops: float
-
-    @property
-    def objective(self) -> MaskedLMObjective:
-        data = self.recipe.data
-        flops = partial(_flops, self.model)
-        return MaskedLMObjective(data.micro_batch_tokens, data.max_tokens, flops)
-
-    def batches(self, numbers: range) -> Iterator[MaskedBatch]:
-        return stream(self.mixture.batches, numbers, self.recipe.data.workers)
-
-    def evaluator(self, folder: RunFolder) -> HeldOutLosses:
-        path = folder.path / "held_out.jsonl"
-        return HeldOutLosses(self.recipe, self.mixture, self.model, path, self.console)
-
-    def finish(self, folder: RunFolder, evaluator: HeldOutLosses) -> None:
-        weights = checkpoint.whole_weights(self.model.network)
-        distributed.on_main(partial(self._export, folder.model, weights))
-        evaluator.after()
-
-    def _export(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        with whole_folder(folder, "a model") as aside, quietly():
-            self.model.network.save_pretrained(aside, state_dict=dict(weights))
-            self.tokenizer.save_pretrained(aside)
-        self.console.print(f"model: {folder}", highlight=False, markup=False, soft_wrap=True)
+from embedkit.training.trainer import TrainingJob
 
 
 def prepare(
     recipe: PretrainRecipe,
     sources: Mapping[str, Texts] | None,
+    folder: RunFolder,
     device: torch.device,
     console: Console,
-) -> Pretraining:
-    """Open and check everything that a run reads, and say what it will do."""
+) -> TrainingJob[MaskedBatch]:
+    """Open and check everything that a run reads, and print what it will do."""
     recipe, chosen = precision.resolve(recipe, device)
     check_trackers(recipe.logging.trackers)
     tokenizer = hub.load_tokenizer(recipe.model.tokenizer)
@@ -106,11 +71,42 @@ def prepare(
         f"{recipe.steps} steps of at most {recipe.data.batch_tokens:,} tokens"
     )
     console.print(table)
-    return Pretraining(recipe, mixture, model, tokenizer, facts, console, peak_flops)
+    evaluator = HeldOutLosses(recipe, mixture, model, folder.path / "held_out.jsonl", console)
+    data = recipe.data
+    return TrainingJob(
+        recipe=recipe,
+        facts=facts,
+        model=model,
+        objective=MaskedLMObjective(
+            data.micro_batch_tokens, data.max_tokens, partial(_flops, network)
+        ),
+        batches=lambda numbers: stream(mixture.batches, numbers, data.workers),
+        evaluator=evaluator,
+        finish=partial(_finish, network, tokenizer, folder.model, evaluator, console),
+        peak_flops=peak_flops,
+    )
 
 
-def _flops(model: LanguageModel, lengths: Tensor, masked: int) -> float:
-    network = model.network
+def _finish(
+    network: NeoBERTForMaskedLM,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    evaluator: HeldOutLosses,
+    console: Console,
+) -> None:
+    weights = checkpoint.whole_weights(network)
+
+    def export() -> None:
+        with whole_folder(folder, "a model") as aside, quietly():
+            network.save_pretrained(aside, state_dict=weights)
+            tokenizer.save_pretrained(aside)
+        console.print(f"model: {folder}", soft_wrap=True)
+
+    distributed.on_main(export)
+    evaluator.after()
+
+
+def _flops(network: NeoBERTForMaskedLM, lengths: Tensor, masked: int) -> float:
     layers = network.model.transformer_encoder
     return flops.training_flops(
         lengths,

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,18 +41,6 @@ class Metrics:
     ) -> None:
         self._path, self._trackers, self._peak_flops = path, trackers, peak_flops
         self._waiting: list[dict[str, Any]] = []
-
-    def cut(self, steps: int) -> None:
-        """Remove the lines after step ``steps`` from the file, since a resumed run repeats them."""
-        if not self._path.exists():
-            return
-        kept = []
-        for line in self._path.read_text(encoding="utf-8").splitlines(keepends=True):
-            # A killed run may leave half a line at the end.
-            if not line.endswith("\n") or json.loads(line)["step"] > steps:
-                break
-            kept.append(line)
-        write_text(self._path, "".join(kept))
 
     def add(self, step: int, source: str, values: Mapping[str, float | Tensor]) -> None:
         """Store the metrics of one step until the next ``write``; ``step`` counts from 1."""
@@ -131,6 +120,34 @@ class Progress:
 
     def __exit__(self, *_error: object) -> None:
         self._bar.stop()
+
+
+def truncate_lines(path: Path, steps: int) -> None:
+    """Remove the lines of a JSON lines file, if there is one, whose ``step`` is above ``steps``."""
+    if not path.is_file():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    # A killed run may leave half a line at the end.
+    whole = [line for line in lines if line.endswith("\n")]
+    write_text(path, "".join(line for line in whole if json.loads(line)["step"] <= steps))
+
+
+def summary_line(block: Sequence[Mapping[str, Any]]) -> str:
+    """Summarize a block of metrics in one line: loss, learning rate, source, tokens/s.
+
+    Raises:
+        UserError: a loss or a gradient norm is not finite.
+    """
+    for line in block:
+        if not math.isfinite(line["loss"] + line["grad_norm"]):
+            raise UserError(
+                f"step {line['step']} ({line['source']}): loss {line['loss']}, gradient norm "
+                f"{line['grad_norm']}; start anew with a lower optim.lr or more optim.warmup_steps"
+            )
+    rate = sum(line["tokens"] for line in block) / sum(line["seconds"] for line in block)
+    last, sources = block[-1], {line["source"] for line in block}
+    source = f"  {last['source']}" if len(sources) == 1 else ""
+    return f"loss {last['loss']:.3f}  lr {last['lr']:.1e}{source}  {rate:,.0f} tokens/s"
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -1,8 +1,10 @@
-"""The training loop: batches in, steps, checkpoints and metrics out. It knows no loss or data."""
+"""A run from its start or checkpoint to its end, and its loop, which knows no loss and no data."""
 
-import math
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -14,10 +16,11 @@ from embedkit import distributed, rng
 from embedkit.distributed import sharding
 from embedkit.errors import UserError
 from embedkit.recipe import Training
-from embedkit.training import checkpoint, flops
+from embedkit.training import checkpoint, flops, run_folder
 from embedkit.training.interrupt import StopRequest
-from embedkit.training.metrics import Metrics, Progress
+from embedkit.training.metrics import Metrics, Progress, open_trackers, summary_line, truncate_lines
 from embedkit.training.optim import build_optimizer, lr_at, set_lr
+from embedkit.training.run_folder import RunFolder
 
 
 class Batch(Protocol):
@@ -47,12 +50,115 @@ class Objective(Protocol[BatchT_contra]):
         ...
 
 
+class Evaluator(Protocol):
+    """Interface of an evaluator that measures a model during training; called on every rank."""
+
+    def before(self, start: int) -> None:
+        """Measure the model before training starts, or resumes after ``start`` steps."""
+
+    def after_step(self, done: int) -> None:
+        """Measure the model after ``done`` steps, if an evaluation is due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob(Generic[BatchT]):
+    """A prepared run: what it trains, on which batches, and how it ends."""
+
+    recipe: Training
+    facts: Mapping[str, object]
+    """Facts that must be equal for a run to be resumed: recipe, sources, model, ranks."""
+    model: nn.Module
+    objective: Objective[BatchT]
+    batches: Callable[[range], Iterator[BatchT]]
+    """Function that yields the batches of a range of batch numbers, in order."""
+    evaluator: Evaluator
+    finish: Callable[[], None]
+    """Function that exports the model and runs the final evaluation; called on every rank."""
+    peak_flops: float | None = None
+    """Peak of all ranks together, in floating point operations per second, if known."""
+
+
 class Interrupted(Exception):  # noqa: N818 - not an error: the run stopped as it was asked to
     """Signal that the run was asked to stop and has written a checkpoint after ``step`` steps."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"stopped after step {step}")
         self.step = step
+
+
+def run_training(
+    prepare: Callable[[RunFolder, torch.device, Console], TrainingJob[BatchT]],
+    path: Path,
+    *,
+    resume: bool,
+    overwrite: bool,
+    allow_world_size_change: bool,
+) -> RunFolder:
+    """Prepare, train and finish a run in the folder ``path``; under torchrun, on all ranks.
+
+    Args:
+        prepare: function that builds the run on a device. It writes nothing into the folder, and
+            the console is silent except on rank 0.
+        path: folder of the run.
+        resume: whether to continue the run in ``path`` from its newest checkpoint.
+        overwrite: whether to replace the run in ``path``.
+        allow_world_size_change: whether a resumed run may have another number of ranks.
+
+    Raises:
+        UserError: the folder cannot be used for the run, or ``prepare`` raised it.
+        Interrupted: the run was asked to stop and has written a checkpoint.
+    """
+    run_folder.check(path, resume=resume, overwrite=overwrite)
+    device, folder = distributed.local_device(), RunFolder(path)
+    _be_deterministic(device)
+    with distributed.group(device):
+        console = Console(quiet=not distributed.is_main(), markup=False, highlight=False)
+        job = prepare(folder, device, console)
+        distributed.on_main(partial(run_folder.claim, path, resume=resume, overwrite=overwrite))
+        names = job.recipe.logging.trackers if distributed.is_main() else ()
+        trackers = open_trackers(names, path, job.recipe.model_dump(mode="json"))
+        with Metrics(folder.metrics, trackers, job.peak_flops) as metrics:
+            trainer = Trainer(
+                job.model,
+                job.objective,
+                job.batches,
+                recipe=job.recipe,
+                folder=path,
+                facts=job.facts,
+                metrics=metrics,
+                after_step=job.evaluator.after_step,
+            )
+            start = 0
+            if resume:
+                # Rank 0 alone looks for the checkpoint, since it renames damaged ones.
+                newest, remarks = distributed.on_main(
+                    partial(
+                        run_folder.newest_checkpoint,
+                        folder,
+                        job.facts,
+                        allow_world_size_change=allow_world_size_change,
+                    )
+                )
+                for remark in remarks:
+                    console.print(f"note: {remark}", soft_wrap=True)
+                if newest is not None:
+                    trainer.restore(newest)
+                    start = newest.step
+                    console.print(f"resuming after step {start}")
+            distributed.on_main(partial(run_folder.describe, folder, job.recipe, job.facts))
+            distributed.on_main(partial(truncate_lines, folder.metrics, start))
+            job.evaluator.before(start)
+            trainer.fit(start)
+        job.finish()
+    return folder
+
+
+def _be_deterministic(device: torch.device) -> None:
+    if device.type == "cuda":
+        # Atomic additions in a different order would change the numbers of a resumed run.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 class Trainer(Generic[BatchT]):
@@ -169,7 +275,7 @@ class Trainer(Generic[BatchT]):
         saving = done % self._recipe.checkpoints.every == 0
         if flush or saving or done % self._recipe.logging.every == 0 or done == self._steps:
             # ``on_main`` raises on every rank, so that a loss that is not finite ends all of them.
-            progress.remark(distributed.on_main(lambda: _line(self._metrics.write())))
+            progress.remark(distributed.on_main(lambda: summary_line(self._metrics.write())))
 
     def _save(self, done: int) -> None:
         state = checkpoint.captured(self._model, self._optimizer)
@@ -178,21 +284,3 @@ class Trainer(Generic[BatchT]):
                 self._checkpoints, done, state, self._facts, keep=self._recipe.checkpoints.keep
             )
         distributed.barrier()
-
-
-def _line(block: Sequence[Mapping[str, Any]]) -> str:
-    """Return a one-line summary of a block of metrics: loss, learning rate, source, tokens/s.
-
-    Raises:
-        UserError: a loss or a gradient norm is not finite.
-    """
-    for line in block:
-        if not math.isfinite(line["loss"] + line["grad_norm"]):
-            raise UserError(
-                f"step {line['step']} ({line['source']}): loss {line['loss']}, gradient norm "
-                f"{line['grad_norm']}; start anew with a lower optim.lr or more optim.warmup_steps"
-            )
-    rate = sum(line["tokens"] for line in block) / sum(line["seconds"] for line in block)
-    last, sources = block[-1], {line["source"] for line in block}
-    source = f"  {last['source']}" if len(sources) == 1 else ""
-    return f"loss {last['loss']:.3f}  lr {last['lr']:.1e}{source}  {rate:,.0f} tokens/s"

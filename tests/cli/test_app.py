@@ -1,18 +1,22 @@
 import subprocess
 import sys
 import tomllib
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from embedkit_cli.app import app, main
+from support.architecture import GRADIENT_PATH, PACKAGE, ROOT
 from support.ranks import launcher_store, run_on_ranks
 from support.small_runs import STEPS
 from typer.testing import CliRunner
 
 from embedkit import api, distributed
 from embedkit.config import validated
+from embedkit.errors import UserError
+from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.recipe import Recipe, load_recipe
 from embedkit.training.trainer import Interrupted
 
@@ -53,6 +57,24 @@ def test_a_recipe_is_shown_with_its_defaults_and_reads_back() -> None:
 
 def test_a_recipe_is_shown_with_its_overrides() -> None:
     assert tomllib.loads(shown("show", "starter", "--set", "optim.lr=1e-3"))["optim"]["lr"] == 1e-3
+
+
+def test_three_hops_lead_from_the_command_to_the_gradient(
+    small_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def record_calls(*_args: object, **_options: object) -> None:
+        calls.extend(frame.filename for frame in traceback.extract_stack())
+        raise UserError("seen")
+
+    monkeypatch.setattr(ContrastiveObjective, "backward", record_calls)
+    words = ["finetune", "--recipe", str(small_recipe), "--output", str(tmp_path / "run")]
+    assert CliRunner().invoke(app, words).exit_code == 1
+    # The command's own frame comes after those of typer and of the test.
+    begin = calls.index(str(ROOT / GRADIENT_PATH[0]))
+    files = dict.fromkeys(call for call in calls[begin:] if call.startswith(str(PACKAGE)))
+    assert [str(Path(file).relative_to(ROOT)) for file in files] == GRADIENT_PATH[1:-1]
 
 
 def test_two_recipes_are_compared(small_recipe: Path, tmp_path: Path) -> None:

@@ -26,6 +26,13 @@ LAYERS = [
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 ENTRIES = {PACKAGE / "__init__.py", PACKAGE / "__main__.py"}
 """The package's offer, and what ``python -m embedkit`` runs: both may import anything."""
+GRADIENT_PATH = [
+    "cli/embedkit_cli/app.py",
+    "embedkit/api.py",
+    "embedkit/training/trainer.py",
+    "embedkit/objectives/contrastive.py",
+]
+"""The files from the command to the gradient, in the order of the calls and of the page."""
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path not in ENTRIES)
 
 

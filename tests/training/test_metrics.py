@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embedkit.errors import UserError
-from embedkit.training.metrics import Metrics, check_trackers, open_trackers
+from embedkit.training.metrics import Metrics, check_trackers, open_trackers, truncate_lines
 
 
 class Listener:
@@ -71,7 +71,7 @@ def test_trackers_hear_every_step_and_each_source_by_name(tmp_path: Path) -> Non
 def test_steps_that_are_taken_again_are_cut(steps: int, left: list[int], tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write_steps(path, 5)
-    Metrics(path, []).cut(steps)
+    truncate_lines(path, steps)
     assert [line["step"] for line in lines(path)] == left
 
 
@@ -80,12 +80,12 @@ def test_half_a_line_is_cut(end: str, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write_steps(path, 5)
     path.write_text(path.read_text() + end)
-    Metrics(path, []).cut(9)
+    truncate_lines(path, 9)
     assert [line["step"] for line in lines(path)] == [1, 2, 3, 4, 5]
 
 
 def test_there_may_be_nothing_to_cut(tmp_path: Path) -> None:
-    Metrics(tmp_path / "metrics.jsonl", []).cut(3)
+    truncate_lines(tmp_path / "metrics.jsonl", 3)
     assert not list(tmp_path.iterdir())
 
 
