@@ -13,7 +13,8 @@ To = Annotated[
     typer.Option(
         "--to",
         help="eurobert writes a NeoBERT as a stock sentence-transformers folder, neobert writes it "
-        "in its authors' layout, and onnx writes any encoder as a graph (extra onnx).",
+        "in its authors' layout, onnx writes any encoder as a graph (extra onnx), and "
+        "sentence-transformers writes any model, also of two stages, as a folder of that library.",
     ),
 ]
 Output = Annotated[Path, typer.Option("--output", help="The folder to write.")]

@@ -13,15 +13,15 @@ from transformers import PreTrainedTokenizerBase
 from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone, shape_of
 from embedkit.models.contextual.context import Context
-from embedkit.models.embedding_model import Role
-from embedkit.models.encoding import embed_texts, without_dropout
+from embedkit.models.embedding_model import EmbeddingModel, Role
+from embedkit.models.encoding import embed_texts
 from embedkit.models.pooling import identity_of_pooling, pooling_named
 from embedkit.storage.hashing import sha256_of, sha256_of_json
 from embedkit.tokens.batch import TokenBatch
-from embedkit.tokens.tokenizer import Tokenize, identity_of
+from embedkit.tokens.tokenizer import identity_of
 
 
-class Embedder(nn.Module):
+class Embedder(nn.Module, EmbeddingModel):
     """Embedding model of one stage, which maps texts to unit vectors.
 
     Args:
@@ -84,35 +84,12 @@ class Embedder(nn.Module):
         max_tokens: int | None = None,
         show_progress: bool = False,
     ) -> NDArray[np.float32]:
-        """Embed one text or a list of texts.
-
-        Shapes: a list of n texts -> ``(n, D)``, one text -> ``(D,)``.
-
-        Args:
-            texts: one text, or a list of any number of texts.
-            role: name of the model's prompt to put before each text; by default there is none.
-            prompt: literal prefix of each text, used instead of the prompt of ``role``.
-            context: must be ``None``, since a model of one stage reads no context.
-            max_tokens: length to truncate texts to, at most ``self.max_tokens``.
-            show_progress: whether to show a progress bar.
-
-        Raises:
-            UserError: ``texts`` holds something other than texts, or a context is given.
-        """
         if context is not None:
             raise UserError(f"context: {self.name} has one stage and reads none; leave it out")
         prefix = self.prompts.get(role, "") if role and prompt is None else prompt or ""
-        with without_dropout(self):
-            return embed_texts(
-                texts,
-                prefix,
-                self,
-                Tokenize(self.tokenizer),
-                width=self.width,
-                max_tokens=min(max_tokens or self.max_tokens, self.max_tokens),
-                device=self.device,
-                show_progress=show_progress,
-            )
+        return embed_texts(
+            self, texts, prefix, self, max_tokens=max_tokens, show_progress=show_progress
+        )
 
     def encode_query(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
         """Embed queries with the model's prompt for queries."""
@@ -123,29 +100,16 @@ class Embedder(nn.Module):
         return self.encode(texts, role="document")
 
     def save(self, folder: str | Path, *, card: str = "") -> None:
-        """Write the model as a sentence-transformers folder that opens without embedkit.
-
-        Raises:
-            UserError: ``folder`` holds files that embedkit did not write.
-        """
         from embedkit.models.export import write_model
 
         write_model(self, Path(folder), card=card)
 
     @property
     def width(self) -> int:
-        """Number of features of a vector, D."""
         return self.backbone.width
 
-    @property
-    def reads_context(self) -> bool:
-        """Whether ``encode`` needs a ``context``: a model of one stage never does."""
-        return False
-
-    @property
-    def positions_before_text(self) -> int:
-        """Number of positions in front of every text: 0, since there is no context."""
-        return 0
+    reads_context = False
+    positions_before_text = 0
 
     @property
     def device(self) -> torch.device:
@@ -153,7 +117,6 @@ class Embedder(nn.Module):
 
     @property
     def identity(self) -> str:
-        """SHA-256 hash of all that a vector depends on: network, tokenizer and settings."""
         settings = {
             "weights": sha256_of(self.state_dict()),
             "config": shape_of(self.backbone.model),

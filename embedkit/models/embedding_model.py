@@ -23,6 +23,8 @@ class EmbeddingModel(Protocol):
     tokenizer: PreTrainedTokenizerBase
     prompts: dict[str, str]
     """Literal prefixes by name, such as ``query`` and ``document``."""
+    default_prompt_name: str | None
+    """Name of the prompt that sentence-transformers and mteb apply by default."""
     max_tokens: int
     """Length to which ``encode`` truncates texts, special tokens included."""
     position_limit: int
@@ -31,11 +33,6 @@ class EmbeddingModel(Protocol):
     """Dtype of the matrix products; ``None`` keeps the dtype of the weights."""
     frozen: Context | None
     """Context that ``encode`` uses by default; ``None`` for a model of one stage."""
-
-    @property
-    def default_prompt_name(self) -> str | None:
-        """Name of the prompt that sentence-transformers and mteb apply by default."""
-        ...
 
     @property
     def width(self) -> int:
@@ -56,12 +53,12 @@ class EmbeddingModel(Protocol):
 
     @property
     def reads_context(self) -> bool:
-        """Whether ``encode`` needs a ``context``."""
+        """Whether ``encode`` needs a ``context``, as a model of two stages without a frozen one."""
         ...
 
     @property
     def positions_before_text(self) -> int:
-        """Number of positions in front of every text, such as a context."""
+        """Number of positions in front of every text: context slots and soft prompts, if any."""
         ...
 
     def encode(
@@ -80,20 +77,24 @@ class EmbeddingModel(Protocol):
 
         Args:
             texts: one text, or a list of any number of texts.
-            role: name of the model's prompt, if it has one, to put before each text.
+            role: name of the model's prompt, if it has one, to put before each text. Without a role
+                a model of one stage uses no prompt, and a model of two stages that for documents.
             prompt: literal prefix of each text, used instead of the prompt of ``role``.
-            context: embedded documents that a model of two stages reads in front of each text.
+            context: embedded documents that a model of two stages reads in front of each text; by
+                default ``frozen``. A model of one stage takes none.
             max_tokens: length to truncate texts to, at most the model's ``max_tokens``.
             show_progress: whether to show a progress bar.
 
         Raises:
-            UserError: ``texts`` holds something other than texts, or a context is missing or was
-                made by another model.
+            UserError: ``texts`` holds something other than texts, or a context is missing, was made
+                by another model, or is given to a model of one stage.
         """
         ...
 
     def save(self, folder: str | Path, *, card: str = "") -> None:
         """Write a folder that sentence-transformers opens; a crash leaves no partial folder.
+
+        A folder of two stages opens with ``trust_remote_code=True``.
 
         Raises:
             UserError: ``folder`` holds files that embedkit did not write.

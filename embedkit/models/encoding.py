@@ -1,15 +1,14 @@
 """Embedding of any number of texts, in chunks with a limited number of tokens."""
 
 import reprlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embedkit.errors import UserError
+from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.tokens.batch import TokenBatch, chunks_by_budget
 from embedkit.tokens.tokenizer import Tokenize
 
@@ -19,39 +18,24 @@ _TEXTS = 8_192
 """Number of texts that are tokenized and sorted by length at a time."""
 
 
-@contextmanager
-def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation mode, and restore its mode at the end, even after an error."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
-
-
 def embed_texts(
+    model: EmbeddingModel,
     texts: str | Sequence[str],
     prompt: str,
     embed: Callable[[TokenBatch], Tensor],
-    tokenize: Tokenize,
     *,
-    width: int,
-    max_tokens: int,
-    device: torch.device,
+    max_tokens: int | None = None,
     overhead: int = 0,
-    show_progress: bool = False,
+    show_progress: bool,
 ) -> NDArray[np.float32]:
-    """Return the vectors of texts: ``(len(texts), width)``, or ``(width,)`` for a single str.
+    """Return the vectors of texts, computed by ``embed`` in the evaluation mode of ``model``.
 
     Args:
+        model: module with the tokenizer, the width of vectors and the device.
         texts: one text, or a list of any number of texts.
         prompt: literal prefix of each text.
         embed: function that maps tokens on the device to vectors.
-        tokenize: tokenizer of the model.
-        width: number of features of a vector.
-        max_tokens: length to which texts are truncated, special tokens included.
-        device: device on which ``embed`` computes.
+        max_tokens: length to which texts are truncated, at most that of the model.
         overhead: number of positions in front of every text.
         show_progress: whether to show a progress bar.
 
@@ -60,14 +44,21 @@ def embed_texts(
     """
     from rich.progress import track
 
+    assert isinstance(model, nn.Module)
     listed = _listed(texts)
-    vectors = np.empty((len(listed), width), dtype=np.float32)
-    starts = range(0, len(listed), _TEXTS)
-    for start in track(starts, "encode", disable=not show_progress, transient=True):
-        tokens = tokenize(listed[start : start + _TEXTS], prompt, max_tokens)
-        for rows in chunks_by_budget(tokens.lengths + overhead, _TOKENS):
-            chunk = tokens.select(rows).to(device)
-            vectors[start + rows.numpy()] = embed(chunk).float().cpu().numpy()
+    limit = min(max_tokens or model.max_tokens, model.max_tokens)
+    tokenize, was_training = Tokenize(model.tokenizer), model.training
+    vectors = np.empty((len(listed), model.width), dtype=np.float32)
+    model.eval()
+    try:
+        starts = range(0, len(listed), _TEXTS)
+        for start in track(starts, "encode", disable=not show_progress, transient=True):
+            tokens = tokenize(listed[start : start + _TEXTS], prompt, limit)
+            for rows in chunks_by_budget(tokens.lengths + overhead, _TOKENS):
+                chunk = tokens.select(rows).to(model.device)
+                vectors[start + rows.numpy()] = embed(chunk).float().cpu().numpy()
+    finally:
+        model.train(was_training)
     return vectors[0] if isinstance(texts, str) else vectors
 
 

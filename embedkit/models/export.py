@@ -1,4 +1,4 @@
-"""Export of an ``Embedder`` to a folder that opens without embedkit."""
+"""Export of models to folders that other libraries open."""
 
 import warnings
 from pathlib import Path
@@ -6,17 +6,19 @@ from typing import Any, get_args
 
 from embedkit.errors import ArgumentError, UserError
 from embedkit.models import hub
+from embedkit.models.contextual.loading import is_contextual, load_contextual
 from embedkit.models.embedder import Embedder
+from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.eurobert import obstacle, to_eurobert
 from embedkit.models.neobert import NeoBERTModel
 from embedkit.models.neobert.state_dict import save_hub_layout
 from embedkit.models.onnx import check_installed, write_onnx
 from embedkit.models.pooling import STOCK_MODES, stock_mode_of
-from embedkit.models.quiet import quietly
+from embedkit.models.pretrained import quietly
 from embedkit.models.settings import ExportTarget
 from embedkit.storage.atomic import write_json
 from embedkit.storage.folders import check_replaceable, whole_folder
-from embedkit.tokens.tokenizer import Tokenize
+from embedkit.tokens.tokenizer import save_tokenizer
 
 # The class names that every release of sentence-transformers reads, old and new.
 _TRANSFORMER = "sentence_transformers.models.Transformer"
@@ -25,7 +27,7 @@ _NORMALIZE = "sentence_transformers.models.Normalize"
 
 
 def export(
-    model: str | Path | Embedder,
+    model: str | Path | EmbeddingModel,
     output: str | Path,
     *,
     to: ExportTarget = "eurobert",
@@ -38,7 +40,8 @@ def export(
         output: folder to write.
         to: format to write: ``eurobert``, a NeoBERT as a stock sentence-transformers folder;
             ``neobert``, its authors' layout, with the decoder if ``model`` has one; ``onnx``, any
-            encoder as a graph from tokens to vectors.
+            encoder as a graph from tokens to vectors; ``sentence-transformers``, any model as a
+            folder of that library, which for two stages contains code in one file.
         overwrite: whether to replace an earlier export in ``output`` whose files are unchanged.
 
     Returns:
@@ -60,14 +63,25 @@ def export(
     check_replaceable(folder, "a model")
     if to == "onnx":
         check_installed()
-    embedder = model if isinstance(model, Embedder) else hub.load(str(model))
+    source = str(model) if isinstance(model, str | Path) else None
+    if source is not None:
+        model = load_contextual(source) if is_contextual(source) else hub.load(source)
+    assert not isinstance(model, str | Path)
+    if to == "sentence-transformers":
+        model.save(folder)
+        return folder
+    if not isinstance(model, Embedder):
+        raise UserError(
+            f"{model.name}: is a contextual model of two stages, which {to} cannot hold; --to "
+            "sentence-transformers writes both"
+        )
     with whole_folder(folder, "a model") as aside:
         if to == "onnx":
-            write_onnx(embedder, aside / "model.onnx")
+            write_onnx(model, aside / "model.onnx")
         else:
-            _write_neobert(embedder, None if isinstance(model, Embedder) else str(model), to, aside)
-            _write_settings(embedder, aside)
-        _write_tokenizer(embedder, aside)
+            _write_neobert(model, source, to, aside)
+            _write_settings(model, aside)
+        save_tokenizer(model.tokenizer, aside)
     return folder
 
 
@@ -109,7 +123,7 @@ def write_model(embedder: Embedder, folder: Path, *, card: str = "") -> None:
             save_hub_layout(network, aside)
         else:
             _write_eurobert(network, embedder, aside)
-        _write_tokenizer(embedder, aside)
+        save_tokenizer(embedder.tokenizer, aside)
         _write_settings(embedder, aside)
         (aside / "README.md").write_text(card, encoding="utf-8")
 
@@ -139,12 +153,6 @@ def _write_eurobert(network: NeoBERTModel, embedder: Embedder, folder: Path) -> 
     )
     with quietly():
         twin.save_pretrained(folder)
-
-
-def _write_tokenizer(embedder: Embedder, folder: Path) -> None:
-    # ``Tokenize`` resets truncation, which tokenizer.json would keep at the limit last used.
-    Tokenize(embedder.tokenizer)
-    embedder.tokenizer.save_pretrained(folder)
 
 
 def _write_settings(embedder: Embedder, folder: Path) -> None:

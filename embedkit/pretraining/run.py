@@ -16,7 +16,7 @@ from embedkit.data.text.texts import Texts
 from embedkit.distributed import sharding
 from embedkit.models import hub, precision
 from embedkit.models.neobert import NeoBERTForMaskedLM
-from embedkit.models.quiet import quietly
+from embedkit.models.pretrained import quietly
 from embedkit.objectives.masked_lm import MaskedLMObjective
 from embedkit.pretraining import weights as initial_weights
 from embedkit.pretraining.held_out_loss import HeldOutLosses

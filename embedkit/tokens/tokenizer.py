@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -62,6 +63,13 @@ class Tokenize:
         ids = self._tokenizer(prompt, verbose=False)["input_ids"]
         closing = ids[-1] in set(self._tokenizer.all_special_ids)
         return len(ids) - int(closing)
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a tokenizer's files, in which no truncation is set."""
+    # Without this, tokenizer.json would keep the limit at which texts were last truncated.
+    Tokenize(tokenizer)
+    tokenizer.save_pretrained(folder)
 
 
 def identity_of(tokenizer: PreTrainedTokenizerBase) -> str:

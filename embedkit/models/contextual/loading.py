@@ -1,52 +1,102 @@
 """Loading of two-stage models by name, in embedkit's format or that of published checkpoints."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from torch import Tensor
+from transformers import AutoConfig, AutoModel
 
 from embedkit.errors import UserError
 from embedkit.models import hub
-from embedkit.models.contextual.cde_checkpoint import read_published
-from embedkit.models.contextual.export import read_contextual
-from embedkit.models.contextual.model import Contextual
-from embedkit.models.st_config import read_json
-
-_FILES = ["*.json", "*.txt", "*.safetensors"]
+from embedkit.models.backbones import Backbone, NeoBERTBackbone, PaddedBackbone
+from embedkit.models.contextual import cde_checkpoint
+from embedkit.models.contextual.context import Context
+from embedkit.models.contextual.model import Contextual, without_pooler
+from embedkit.models.eurobert import ORIGIN, from_eurobert
+from embedkit.models.model_files import fetched, read_json, read_weights, under
+from embedkit.models.neobert import NeoBERTConfig
+from embedkit.models.pretrained import quietly
+from embedkit.models.st_config import describes_two_stages, located
+from embedkit.recipe import ContextualConfig
 
 
 def is_contextual(model: str) -> bool:
-    """Return whether ``model`` names a folder, or one in a package, with a two-stage model."""
-    config = read_json(Path(hub.resolve(model)) / "config.json")
-    return "contextual" in config or config.get("architecture") == "transductive"
+    """Return whether ``model`` names a two-stage model: a hub id, a folder, or one in a package."""
+    return describes_two_stages(read_json(Path(located(hub.resolve(model))) / "config.json"))
 
 
 def load_contextual(
     model: str, *, autocast: torch.dtype | None = None, device: torch.device | None = None
 ) -> Contextual:
-    """Load a two-stage model: one that embedkit wrote, or a cde-small-v1 or v2.
+    """Load a two-stage model to encode or train: one that embedkit wrote, or a cde-small-v1 or v2.
 
     ``model`` is a folder, ``package:<distribution>/<path>`` or a hub id. Its code is never run.
 
     Raises:
-        UserError: there is no such model, or it has one stage.
+        UserError: there is no such model, it has one stage or settings that embedkit does not
+            compute, or other weights than its config.json describes.
     """
-    folder = hub.resolve(model)
-    if not Path(folder).is_dir():
-        try:
-            folder = snapshot_download(folder, allow_patterns=_FILES)
-        except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-            first = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"{model}: is no folder here, and the hub does not give it: {first}"
-            ) from None
-    config = read_json(Path(folder) / "config.json")
-    if "contextual" in config:
-        return read_contextual(folder, autocast=autocast, device=device)
-    if config.get("architecture") == "transductive":
-        return read_published(folder, autocast=autocast, device=device)
-    raise UserError(
-        f"{model}: has one stage; Contextual.around(embedkit.load(...), ContextualConfig()) makes "
-        "two of it, to be trained"
+    folder = fetched(hub.resolve(model))
+    config = read_json(folder / "config.json")
+    if not describes_two_stages(config):
+        raise UserError(
+            f"{model}: has one stage; Contextual.around(embedkit.load(...), ContextualConfig()) "
+            "makes two of it, to be trained"
+        )
+    weights = read_weights(folder)
+    if "contextual" not in config:
+        config, weights = cde_checkpoint.converted(folder, config, weights)
+    frozen = None
+    if facts := config["frozen"]:
+        origin = {name: facts[name] for name in ("model", "corpus_size", "seed")}
+        frozen = Context(weights.pop("frozen"), **origin)
+    tokenizer = hub.load_tokenizer(str(folder))
+    pad_id = tokenizer.pad_token_id or 0
+    encoders = {
+        stage: _encoder(folder, stage, config[stage], weights, pad_id)
+        for stage in ("first", "second")
+        if config[stage]
+    }
+    stored = read_json(folder / "config_sentence_transformers.json").get("prompts")
+    prompts = stored or config.get("prompts", {})
+    loaded = Contextual(
+        encoders.get("first"),
+        encoders["second"],
+        tokenizer,
+        ContextualConfig(**config["contextual"]),
+        prompts={name: prompt for name, prompt in prompts.items() if prompt is not None},
+        max_tokens=config["max_seq_length"],
+        position_limit=config["position_limit"],
+        name=hub.display_name(model),
+        autocast=autocast,
+        frozen=frozen,
     )
+    of_encoders = tuple(f"{stage}." for stage in encoders)
+    heads = {name: each for name, each in weights.items() if not name.startswith(of_encoders)}
+    if different := sorted(loaded.head_weights().keys() ^ heads.keys()):
+        raise UserError(
+            f"{folder}: its weights do not fit its config.json ({', '.join(different[:3])} ...); "
+            "take both files from the same export"
+        )
+    loaded.load_state_dict(heads, strict=False)
+    return loaded.to(device or torch.device("cpu")).eval()
+
+
+def _encoder(
+    folder: Path, stage: str, config: dict[str, Any], weights: dict[str, Tensor], pad_id: int
+) -> Backbone:
+    # The initial weights are replaced below; drawing them must not change the random state.
+    with torch.random.fork_rng(devices=()), quietly():
+        network = without_pooler(AutoModel.from_config(AutoConfig.for_model(**config)))
+    try:
+        network.load_state_dict(under(weights, f"{stage}."))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[1].strip()
+        raise UserError(
+            f"{folder}: the weights of its {stage} encoder do not fit its config.json "
+            f"({reason:.160} ...); take both files from the same export"
+        ) from None
+    if getattr(network.config, ORIGIN, None) == NeoBERTConfig.model_type:
+        return NeoBERTBackbone(from_eurobert(network))
+    return PaddedBackbone(network, pad_id)

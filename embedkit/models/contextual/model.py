@@ -3,7 +3,7 @@
 Shapes: n <= J context documents, B texts of T tokens in all, S soft prompts, D features.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Self
@@ -11,7 +11,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -23,16 +22,16 @@ from embedkit.models.contextual.prefix import prepare_to_read
 from embedkit.models.contextual.slots import Slots
 from embedkit.models.contextual.weights_hash import WeightsHash
 from embedkit.models.embedder import Embedder
-from embedkit.models.embedding_model import Role
-from embedkit.models.encoding import embed_texts, without_dropout
+from embedkit.models.embedding_model import EmbeddingModel, Role
+from embedkit.models.encoding import embed_texts
 from embedkit.models.pooling import mean_by_text
 from embedkit.recipe import ContextualConfig
 from embedkit.storage.hashing import sha256_of_json
 from embedkit.tokens.batch import TokenBatch
-from embedkit.tokens.tokenizer import Tokenize, identity_of
+from embedkit.tokens.tokenizer import identity_of
 
 
-class Contextual(nn.Module):
+class Contextual(nn.Module, EmbeddingModel):
     """Embedding model whose vector of a text depends on documents of the corpus to search.
 
     The first encoder embeds J context documents, each as the mean of its hidden states. The second
@@ -55,7 +54,6 @@ class Contextual(nn.Module):
     """
 
     default_prompt_name = None
-    """Name of the default prompt; two-stage models have none."""
 
     def __init__(
         self,
@@ -84,9 +82,12 @@ class Contextual(nn.Module):
                 "taken in front of a text; set position_free = true"
             )
         self.max_tokens = min(max_tokens, self.position_limit)
-        self.second = _without_pooler(second)
+        self.second = second
         # A tied encoder is stored under one name, since safetensors refuses shared weights.
-        self._own_first = None if config.tied or first is None else _without_pooler(first)
+        self._own_first = None if config.tied else first
+        for backbone in (self.second, self._own_first):
+            if backbone is not None:
+                without_pooler(backbone.model)
         self._weights_hash = WeightsHash()
         with torch.random.fork_rng(devices=()):
             # A fixed seed gives the same initial weights in every process.
@@ -181,7 +182,7 @@ class Contextual(nn.Module):
         rows = rng.permuted(np.arange(count), max(len(corpus), 1), rng.fold_in(seed, "context"))
         texts = [corpus[int(row)] for row in rows]
         prefix = self.prompts.get("document", "") if prompt is None else prompt
-        vectors = self._embed(texts, prefix, self.embed_context, show_progress=show_progress)
+        vectors = embed_texts(self, texts, prefix, self.embed_context, show_progress=show_progress)
         return Context(torch.from_numpy(vectors), self.weights_identity, len(corpus), seed)
 
     @torch.inference_mode()
@@ -195,20 +196,6 @@ class Contextual(nn.Module):
         max_tokens: int | None = None,
         show_progress: bool = False,
     ) -> Embeddings:
-        """Embed texts, one or a list of any number, in ``context``.
-
-        Args:
-            texts: one text, or a list of any number of queries or documents.
-            role: role of the texts, which selects the prompt before each; ``document`` by default.
-            prompt: literal prefix of each text, used instead of the prompt of ``role``.
-            context: context from ``build_context``; by default the frozen one, if there is one.
-            max_tokens: length to truncate texts to, at most ``self.max_tokens``.
-            show_progress: whether to show a progress bar.
-
-        Raises:
-            UserError: there is no context, a model with other weights made it, or ``texts`` holds
-                something other than texts.
-        """
         context = context or self.frozen
         if context is None:
             raise UserError(
@@ -219,39 +206,32 @@ class Contextual(nn.Module):
             self.check_made(context)
         vectors = context.vectors.to(self.device)
         prefix = self.prompts.get(role or "document", "") if prompt is None else prompt
-        embedded = self._embed(
+        embedded = embed_texts(
+            self,
             texts,
             prefix,
             lambda tokens: self(tokens, vectors),
-            overhead=self.positions_before_text,
             max_tokens=max_tokens,
+            overhead=self.positions_before_text,
             show_progress=show_progress,
         )
         return Embeddings(embedded, context.hash)
 
     def save(self, folder: str | Path, *, card: str = "") -> None:
-        """Write a folder that ``SentenceTransformer(folder, trust_remote_code=True)`` opens.
-
-        Raises:
-            UserError: ``folder`` holds files that embedkit did not write.
-        """
         from embedkit.models.contextual.export import write_contextual
 
         write_contextual(self, Path(folder), card=card)
 
     @property
     def width(self) -> int:
-        """Number of features of a vector, D."""
         return self.second.width
 
     @property
     def reads_context(self) -> bool:
-        """Whether ``encode`` needs a ``context``, which it does unless one is frozen."""
         return self.frozen is None
 
     @property
     def positions_before_text(self) -> int:
-        """Number of positions in front of every text: context slots and soft prompts."""
         return self.config.num_prefix
 
     @property
@@ -273,7 +253,6 @@ class Contextual(nn.Module):
 
     @property
     def identity(self) -> str:
-        """SHA-256 of all that a vector depends on beside its text and context: arithmetic too."""
         described = {**self._described(), "autocast": str(self.autocast)}
         return sha256_of_json(described, default=str)
 
@@ -293,37 +272,18 @@ class Contextual(nn.Module):
         kind = tokens.ids.device.type
         return torch.autocast(kind, dtype=self.autocast, enabled=self.autocast is not None)
 
-    def _embed(
-        self,
-        texts: str | Sequence[str],
-        prompt: str,
-        embed: Callable[[TokenBatch], Tensor],
-        *,
-        overhead: int = 0,
-        max_tokens: int | None = None,
-        show_progress: bool,
-    ) -> NDArray[np.float32]:
-        """Embed all texts with ``embed`` in chunks; ``overhead`` positions precede every text."""
-        with without_dropout(self):
-            return embed_texts(
-                texts,
-                prompt,
-                embed,
-                Tokenize(self.tokenizer),
-                width=self.second.width,
-                max_tokens=min(max_tokens or self.max_tokens, self.max_tokens),
-                device=self.device,
-                overhead=overhead,
-                show_progress=show_progress,
-            )
+    def head_weights(self) -> dict[str, Tensor]:
+        """Return the weights that are not part of the encoders, by name."""
+        weights: dict[str, Tensor] = self.state_dict()
+        encoders = ("second.", "_own_first.")
+        return {name: each for name, each in weights.items() if not name.startswith(encoders)}
 
 
-def _without_pooler(backbone: Backbone) -> Backbone:
-    """Remove a backbone's pooler, which would be stored but neither used nor trained."""
-    network: Any = backbone.model
-    if getattr(network, "pooler", None) is not None:
+def without_pooler(network: Any) -> Any:
+    """Remove an encoder's pooler, which would be stored but neither used nor trained."""
+    if hasattr(network, "pooler"):
         network.pooler = None
-    return backbone
+    return network
 
 
 def _two_layers(width: int, activation: nn.Module) -> nn.Sequential:

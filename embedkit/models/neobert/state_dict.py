@@ -5,33 +5,25 @@ The authors' layout is that of ``NeoBERTForMaskedLM``: ``model.encoder.weight``,
 ``decoder.bias``. No code that comes with a model is run.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from embedkit.errors import UserError
+from embedkit.models.model_files import fetched, read_json, read_weights, refuse_pickle
 from embedkit.models.neobert.config import NeoBERTConfig
 from embedkit.models.neobert.encoder import NeoBERTModel, NeoBERTPreTrainedModel
 from embedkit.models.neobert.heads import NeoBERTForMaskedLM
-from embedkit.models.pickled import refuse_pickle
-from embedkit.models.weight_files import INDEX, check_weight_files, shards
-
-PINNED = {"chandar-lab/NeoBERT": "5424c8efeea6491b151d62dee55a752165407430"}
-"""Revision of a hub id that is loaded by default."""
+from embedkit.storage.atomic import write_json
 
 _BASE = "model"
 _HEADS = ("decoder", "dense", "classifier")
 _WRAPPERS = ("module", "_orig_mod")
 """Parts that DistributedDataParallel and torch.compile add to the names of weights."""
-_FILES = ["config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json"]
 _SHOWN = 8
 
 ModelT = TypeVar("ModelT", bound=NeoBERTPreTrainedModel)
@@ -47,10 +39,9 @@ def load_pretrained(
     Raises:
         UserError: there is no such model, or its weights are not exactly those of ``kind``.
     """
-    folder = _local(str(model), revision)
+    folder = fetched(str(model), revision)
     config = _config(folder)
-    check_weight_files(str(folder))
-    weights = normalised(_weights(folder))
+    weights = normalised(read_weights(folder))
     _settle_ffn_width(config, weights)
     with torch.device("meta"):
         empty = kind(config)
@@ -90,8 +81,7 @@ def save_hub_layout(model: NeoBERTPreTrainedModel, folder: Path) -> None:
         "max_length": config.max_position_embeddings,
         "torch_dtype": str(model.dtype).removeprefix("torch."),
     }
-    text = json.dumps(dict(sorted(settings.items())), indent=2)
-    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    write_json(folder / "config.json", dict(sorted(settings.items())))
 
 
 def normalised(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -142,55 +132,13 @@ def _listed(problems: Mapping[str, Iterable[str]]) -> str:
     return "; ".join(parts)
 
 
-def _local(model: str, revision: str | None) -> Path:
-    folder = Path(model)
-    if folder.is_dir():
-        return folder
-    try:
-        return Path(
-            snapshot_download(model, revision=revision or PINNED.get(model), allow_patterns=_FILES)
-        )
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"{model}: is no folder here, and the hub does not give it: {first}"
-        ) from None
-
-
 def _config(folder: Path) -> NeoBERTConfig:
     path = folder / "config.json"
     if not path.is_file():
         refuse_pickle(str(folder))
-    settings = _json(path)
+        raise UserError(f"{folder}: holds no config.json")
+    settings = read_json(path)
     kind = settings.get("model_type")
     if kind != NeoBERTConfig.model_type:
         raise UserError(f"{path}: its model_type is {kind}, not {NeoBERTConfig.model_type}")
     return NeoBERTConfig.from_dict(settings)
-
-
-def _weights(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of a folder, whether in one file or in several."""
-    names = ["model.safetensors"]
-    index = folder / INDEX
-    if index.is_file():
-        names = shards(index)
-    weights: dict[str, Tensor] = {}
-    for name in names:
-        path = folder / name
-        if not path.is_file():
-            refuse_pickle(str(folder))
-            raise UserError(f"{folder}: holds no {name}; pass a folder with all of its weights")
-        try:
-            weights |= load_file(path)
-        except SafetensorError as error:
-            raise UserError(f"{path}: cannot be read: {error}") from None
-    return weights
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise UserError(f"{path.parent}: holds no {path.name}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from None

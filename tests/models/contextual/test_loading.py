@@ -1,13 +1,18 @@
+from itertools import product
 from pathlib import Path
 
 import pytest
+from embedkit_cli.app import app
 from support.cde_checkpoints import write
+from typer.testing import CliRunner
 
+import embedkit
 from embedkit.errors import UserError
 from embedkit.models import hub
 from embedkit.models.contextual.export import write_contextual
 from embedkit.models.contextual.loading import load_contextual
 from embedkit.models.contextual.model import Contextual
+from embedkit.models.settings import ExportTarget
 from embedkit.recipe import ContextualConfig
 
 
@@ -45,3 +50,30 @@ def test_both_stages_begin_as_one_encoder_without_its_pooler(tiny_model: Path) -
     assert all((first[name] == second[name]).all() for name in first)
     kept = {name for name in before if "pooler" not in name}
     assert kept == {f"backbone.{name}" for name in second}
+
+
+def test_a_contextual_model_is_loaded_and_exported_by_its_folder(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    ours = Contextual.around(hub.load(str(tiny_model)), ContextualConfig(num_context=3))
+    ours.save(tmp_path / "ours")
+    assert embedkit.load(tmp_path / "ours", dtype="fp32").identity == ours.identity
+    words = ("--model", tmp_path / "ours", "--to", "sentence-transformers", "--output")
+    command = ["export", *map(str, (*words, tmp_path / "out"))]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert load_contextual(str(tmp_path / "out")).identity == ours.identity
+    targets: tuple[ExportTarget, ...] = ("eurobert", "neobert", "onnx")
+    models: tuple[Path | Contextual, ...] = (tmp_path / "ours", ours)
+    for model, to in product(models, targets):
+        with pytest.raises(
+            UserError, match=f"model of two stages, which {to} cannot hold; --to se"
+        ):
+            embedkit.export(model, tmp_path / to, to=to)
+        assert not (tmp_path / to).exists()
+
+
+def test_any_model_of_one_stage_is_exported_for_sentence_transformers(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = embedkit.export(tiny_model, tmp_path / "out", to="sentence-transformers")
+    assert hub.load(str(folder)).identity == hub.load(str(tiny_model)).identity

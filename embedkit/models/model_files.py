@@ -1,0 +1,187 @@
+"""Files of a model's folder or hub id: settings in JSON, and weights in safetensors alone.
+
+Pickles are refused, since reading one may run code in it, and no code of a model is run.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from embedkit.errors import UserError
+from embedkit.storage.offline import settle_network
+
+PINNED = {"chandar-lab/NeoBERT": "5424c8efeea6491b151d62dee55a752165407430"}
+"""Revision of a hub id that is loaded by default."""
+
+_FETCHED = ["*.json", "*.txt", "*.model", "*.safetensors"]
+"""Patterns of the files to fetch of a model on the hub: settings, tokenizer and weights."""
+# OSError is raised for a file that is not cached while the hub cannot be reached.
+_HUB_ERRORS = (HFValidationError, HfHubHTTPError, EntryNotFoundError, OSError)
+_WEIGHTS = "model.safetensors"
+_ADAPTER = "adapter_config.json"
+_SAFE_NAME = re.compile(r"[^/\\]+\.safetensors")
+_INDEX = ".index.json"
+_PICKLE = "pytorch_model.bin"
+_ZERO_SCRIPT = "zero_to_fp32.py"
+"""Script that DeepSpeed puts beside the shards of a checkpoint, to convert them to weights."""
+
+
+def fetched(model: str, revision: str | None = None) -> Path:
+    """Return a model's folder: ``model`` itself, or the hub's cache once its files are in it.
+
+    Raises:
+        UserError: there is no such folder, and the hub cannot be reached or has no such model.
+    """
+    if Path(model).is_dir():
+        return Path(model)
+    try:
+        revision = revision or PINNED.get(model)
+        return Path(snapshot_download(model, revision=revision, allow_patterns=_FETCHED))
+    except _HUB_ERRORS as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"{model}: is no folder here, and the hub does not give it: {reason}"
+        ) from None
+
+
+def file_of(model: str, name: str) -> Path | None:
+    """Return the path of a file of a folder or hub id, or ``None`` if it has no such file."""
+    if Path(model).is_dir():
+        path = Path(model) / name
+        return path if path.is_file() else None
+    settle_network()
+    try:
+        return Path(hf_hub_download(model, name, revision=PINNED.get(model)))
+    except _HUB_ERRORS:
+        return None
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file, or an empty dict if the file does not exist."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON: {error}") from None
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Return all weights of a folder, whether in one file or in several.
+
+    Raises:
+        UserError: the folder lacks weights, or they are not readable safetensors files.
+    """
+    check_weight_files(str(folder))
+    index = folder / f"{_WEIGHTS}{_INDEX}"
+    weights: dict[str, Tensor] = {}
+    for name in _shards(index) if index.is_file() else [_WEIGHTS]:
+        path = folder / name
+        if not path.is_file():
+            refuse_pickle(str(folder))
+            raise UserError(f"{folder}: holds no {name}; pass a folder with all of its weights")
+        try:
+            weights |= load_file(path)
+        except SafetensorError as error:
+            raise UserError(f"{path}: cannot be read: {error}") from None
+    return weights
+
+
+def under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the weights whose names begin with ``prefix``, by the rest of their names."""
+    return {
+        name.removeprefix(prefix): weight
+        for name, weight in weights.items()
+        if name.startswith(prefix)
+    }
+
+
+def check_weight_files(encoder: str, *, named: str | None = None) -> None:
+    """Verify that the weights of a folder or hub id are in safetensors files inside it.
+
+    Args:
+        encoder: folder or hub id.
+        named: file of weights, or index of such files, that config.json names as
+            ``transformers_weights``.
+
+    Raises:
+        UserError: they are not; the message names the file and the remedy.
+    """
+    if file_of(encoder, _ADAPTER):
+        raise UserError(
+            f"{encoder}: holds an adapter ({_ADAPTER}) beside its weights; merge the two with "
+            "peft's merge_and_unload, save the result, and pass its folder"
+        )
+    if named is not None:
+        _check_name(f"{encoder}: config.json", named, named.removesuffix(_INDEX))
+    for name in {f"{_WEIGHTS}{_INDEX}", named}:
+        if name and name.endswith(_INDEX) and (index := file_of(encoder, name)):
+            _shards(index)
+
+
+def refuse_pickle(encoder: str) -> None:
+    """Verify that a folder or hub id does not have its weights as pickles alone.
+
+    Raises:
+        UserError: the weights are pickles; the message says how to convert them.
+    """
+    names = _names(encoder)
+    if any(name.endswith(".safetensors") for name in names):
+        return
+    if _PICKLE in names or f"{_PICKLE}{_INDEX}" in names:
+        code = (
+            "from transformers import AutoModel, AutoTokenizer; "
+            f"[kind.from_pretrained('{encoder}').save_pretrained('safe') "
+            "for kind in (AutoModel, AutoTokenizer)]"
+        )
+        raise UserError(
+            f"{encoder}: its weights are a pickle ({_PICKLE}), which is not read; if you trust it, "
+            f'convert it with: python -c "{code}" and pass the folder safe'
+        )
+    if _ZERO_SCRIPT in names:
+        script = Path(encoder) / _ZERO_SCRIPT
+        raise UserError(
+            f"{encoder}: is a checkpoint of DeepSpeed, pickles that are not read; if you trust it, "
+            f"convert it with: python {script} {encoder} safe --safe_serialization, put the "
+            "model's config.json beside, and pass the folder safe"
+        )
+
+
+def _shards(index: Path) -> list[str]:
+    """Return the sorted names of the weight files that an index lists, without repetition."""
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(
+            f"{index}: is not an index of weights; copy it anew from where the model comes from"
+        ) from None
+    for name in names:
+        _check_name(str(index), name, name)
+    return names
+
+
+def _check_name(where: str, named: object, file: object) -> None:
+    """Raise UserError unless ``file`` is a safetensors file in the folder that names it."""
+    if not isinstance(file, str) or not _SAFE_NAME.fullmatch(file):
+        raise UserError(
+            f"{where}: names {named} for weights, and only *.safetensors files of the same folder "
+            "are read; if you trust it, load the model with transformers, save it with "
+            "save_pretrained, and pass the folder of the result"
+        )
+
+
+def _names(encoder: str) -> list[str]:
+    """Return the names of the files of a folder or a hub id; none if the hub cannot be reached."""
+    if Path(encoder).is_dir():
+        return [path.name for path in Path(encoder).iterdir()]
+    try:
+        return list(HfApi().list_repo_files(encoder))
+    # The hub's client raises errors of many libraries; the caller has an error to report already.
+    except Exception:
+        return []
