@@ -88,7 +88,7 @@ def our_batches(store: VectorStore, size: int, backend: Backend) -> Batches:
     points = np.empty((len(store), DIMS), dtype=np.float16)
     reduction.write_points(store, axes, points)
     with tempfile.TemporaryDirectory() as scratch:
-        order = cells.cut(points, size, backend, seed=0, scratch=Path(scratch))
+        order = cells.divide(points, size, backend, seed=0, scratch=Path(scratch))
     return full(order, size)
 
 
@@ -166,7 +166,7 @@ def cost_of(rows: int, backend: Backend) -> Cost:
     points = points_around_centres(rows)
     clock, cpu = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as scratch:
-        order = cells.cut(points, BATCH, backend, seed=0, scratch=Path(scratch))
+        order = cells.divide(points, BATCH, backend, seed=0, scratch=Path(scratch))
     cost = Cost(rows, time.perf_counter() - clock, time.process_time() - cpu)
     full(order, BATCH)
     print(backend.name, cost, flush=True)

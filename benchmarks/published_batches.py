@@ -23,8 +23,7 @@ import numpy as np
 import torch
 
 from embedkit import BatchTable, distributed, rng
-from embedkit.clustering.comparison import compare
-from embedkit.clustering.quality import measure
+from embedkit.clustering.quality import compare, measure
 from embedkit.clustering.report import numbers_of, rows_of
 from embedkit.data.batch_table import SourceBatches
 

@@ -1,4 +1,4 @@
-"""Who does the arithmetic of clustering: torch or faiss, on a CPU or a GPU."""
+"""Arithmetic of clustering, by torch or by faiss, on a CPU or a GPU."""
 
 from typing import Any, Protocol
 
@@ -13,9 +13,9 @@ from embedkit.errors import ArgumentError
 
 _ITERATIONS = 10
 SAMPLED = 256
-"""Points for each centroid that training looks at, as faiss has it."""
-_BLOCK_ELEMENTS = 2**24
-"""Scores in memory at a time: 64 MiB."""
+"""Number of points for each centroid that training looks at, as in faiss."""
+_SCORES = 2**24
+"""Number of scores in memory at a time: 64 MiB."""
 
 
 class Backend(Protocol):
@@ -28,11 +28,11 @@ class Backend(Protocol):
     device: torch.device
 
     def train(self, points: Tensor, num: int, *, seed: int) -> Tensor:
-        """``num`` centroids, ``(k, p)``."""
+        """Return ``num`` centroids, ``(k, p)``."""
         ...
 
     def search(self, points: Tensor, centroids: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The ``count`` nearest centroids of each point.
+        """Return the ``count`` nearest centroids of each point.
 
         Shapes: scores ``(n, count)``, best first, and their centroids ``(n, count)``, int64.
         """
@@ -49,7 +49,7 @@ def open_backend(name: BackendName, device: torch.device) -> Backend:
 
 
 class TorchBackend:
-    """Blocks of one matrix product each; needs nothing but torch."""
+    """Matrix products, block by block; needs nothing but torch."""
 
     name: BackendName = "torch"
 
@@ -58,22 +58,27 @@ class TorchBackend:
 
     def train(self, points: Tensor, num: int, *, seed: int) -> Tensor:
         # The keys have a 0 in them so that a seed still makes the batches that it always made.
-        sample = points[_drawn(len(points), SAMPLED * num, rng.fold_in(seed, 0, "sample"))]
-        centroids = sample[_drawn(len(sample), num, rng.fold_in(seed, 0, "first"))]
+        sample = points[_draw(len(points), SAMPLED * num, rng.fold_in(seed, 0, "sample"))]
+        centroids = sample[_draw(len(sample), num, rng.fold_in(seed, 0, "first"))]
         for _ in range(_ITERATIONS):
             scores, nearest = self.search(sample, centroids, 1)
             centroids = means(sample, nearest[:, 0], scores[:, 0], num)
         return centroids
 
     def search(self, points: Tensor, centroids: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        block = max(1, _BLOCK_ELEMENTS // len(centroids))
-        found = [_top(part @ centroids.T, count) for part in points.split(block)]
-        scores, nearest = zip(*found, strict=True)
-        return torch.cat(scores), torch.cat(nearest)
+        block_scores, block_nearest = [], []
+        for block in points.split(max(1, _SCORES // len(centroids))):
+            scores = block @ centroids.T
+            best, nearest = (
+                scores.max(dim=1, keepdim=True) if count == 1 else scores.topk(count, dim=1)
+            )
+            block_scores.append(best)
+            block_nearest.append(nearest)
+        return torch.cat(block_scores), torch.cat(block_nearest)
 
 
 class FaissBackend:
-    """``faiss.Kmeans`` and a flat index; on a GPU where faiss has been built for one."""
+    """``faiss.Kmeans`` and a flat index, on a GPU where faiss has been built for one."""
 
     name: BackendName = "faiss"
 
@@ -86,7 +91,7 @@ class FaissBackend:
                 "[gpu]), or take torch"
             )
             raise ArgumentError(("backend", reason)) from None
-        # The distribution for GPUs is another one than that for CPUs.
+        # faiss has one distribution for GPUs and another for CPUs.
         on_gpu = device.type == "cuda" and faiss.get_num_gpus() > 0
         self.device = device if on_gpu else torch.device("cpu")
         self._faiss = faiss
@@ -98,11 +103,11 @@ class FaissBackend:
             niter=_ITERATIONS,
             spherical=True,
             seed=seed & 0x7FFF_FFFF,
-            # Given here they hold; set on the object they would not.
+            # These two hold only as arguments: on the object they would have no effect.
             max_points_per_centroid=SAMPLED,
             min_points_per_centroid=1,
         )
-        # By itself it would take the first GPU, or all, in every process of a machine.
+        # By default it would take the first GPU, or all, in every process of a machine.
         kmeans.index = self._index(points.shape[1])
         kmeans.train(_array(points))
         return torch.from_numpy(kmeans.centroids).to(self.device)
@@ -114,7 +119,7 @@ class FaissBackend:
         return torch.from_numpy(scores).to(self.device), torch.from_numpy(nearest).to(self.device)
 
     def _index(self, dims: int) -> Any:
-        """An empty flat index where the arithmetic is to be done."""
+        """Return an empty flat index on the device."""
         index = self._faiss.IndexFlatIP(dims)
         if self.device.type == "cpu":
             return index
@@ -123,9 +128,9 @@ class FaissBackend:
 
 
 def means(points: Tensor, assigned: Tensor, scores: Tensor, num: int) -> Tensor:
-    """The direction of each cluster's mean, ``(num, p)``; unit-norm.
+    """Return the direction of each cluster's mean, ``(num, p)``, unit-norm.
 
-    A cluster without points begins anew at one of those that are worst off, by ``scores``.
+    A cluster without points begins anew at one of the points with the lowest ``scores``.
     """
     sums = cluster_sums(points, assigned, num)
     empty = (torch.bincount(assigned, minlength=num) == 0).nonzero().squeeze(1)
@@ -135,27 +140,18 @@ def means(points: Tensor, assigned: Tensor, scores: Tensor, num: int) -> Tensor:
 
 
 def cluster_sums(points: Tensor, assigned: Tensor, num: int) -> Tensor:
-    """The sum of each cluster's points, ``(num, p)``, the same at every call."""
+    """Return the sum of each cluster's points, ``(num, p)``, the same at every call."""
     if points.device.type == "cpu":
         return points.new_zeros(num, points.shape[1]).index_add_(0, assigned, points)
-    # A GPU adds in any order, and of integers every order makes the same sum.
+    # A GPU adds in any order, and only sums of integers do not depend on the order.
     whole = (points * 2.0**30).to(torch.int64)
     sums = whole.new_zeros(num, points.shape[1]).index_add_(0, assigned, whole)
     return (sums.double() * 2.0**-30).to(points.dtype)
 
 
-def _top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    if count == 1:
-        best, where = scores.max(dim=1, keepdim=True)
-        return best, where
-    best, where = scores.topk(count, dim=1)
-    return best, where
-
-
-def _drawn(size: int, count: int, draw_key: int) -> Tensor:
-    """``count`` of ``range(size)``, or all of it, in a shuffled order."""
-    places = np.arange(min(count, size))
-    return torch.from_numpy(rng.permuted(places, size, draw_key))
+def _draw(size: int, count: int, key: int) -> Tensor:
+    """Draw ``count`` of ``range(size)``, or all of it, in a shuffled order."""
+    return torch.from_numpy(rng.permuted(np.arange(min(count, size)), size, key))
 
 
 def _array(points: Tensor) -> Any:

@@ -1,31 +1,33 @@
-"""From sources to a table of contextual batches: embed, reduce, cut (paper, section 5.2.2)."""
+"""Make a table of contextual batches: embed, reduce and divide sources (paper, section 5.2.2)."""
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 from embedkit import distributed, rng
 from embedkit.clustering import cells, reduction
 from embedkit.clustering.backends import Backend, open_backend
-from embedkit.clustering.comparison import compare
 from embedkit.clustering.embedding import embed
+from embedkit.clustering.quality import compare
 from embedkit.clustering.report import markdown, plot
 from embedkit.clustering.settings import ClusteringSettings
-from embedkit.clustering.table_writer import write_header, write_order
 from embedkit.config import differences
-from embedkit.data.batch_table import BatchTable, SourceFacts, source_folder
+from embedkit.data.batch_table import HEADER, BatchTable, SourceFacts, read_order, source_folder
 from embedkit.data.pairs.records import Records
 from embedkit.data.vector_store import VectorStore
 from embedkit.errors import UserError
 from embedkit.models.embedder import Embedder
-from embedkit.storage.atomic import aside_of, write_json, write_text
+from embedkit.storage.atomic import aside_of, write_json, write_text, written_aside
+from embedkit.storage.hashing import sha256_of_json
 
 _BEGUN = "begun.json"
 
@@ -40,26 +42,28 @@ def make(
 ) -> BatchTable:
     """Write the batches of every source under ``output``; what is there already stays.
 
-    Called on every rank: all embed every source together, then each cuts some of the sources.
+    Every rank calls this: all embed every source together, then each divides some of the sources.
 
     Raises:
         UserError: ``output`` is something else, or was begun with other data or settings.
     """
     backend = open_backend(settings.backend, distributed.local_device())
     facts = [
-        SourceFacts(each.name, each.table.facts.content, len(each), size)
-        for each, size in zip(records, batch_sizes, strict=True)
+        SourceFacts(source.name, source.table.facts.content, len(source), size)
+        for source, size in zip(records, batch_sizes, strict=True)
     ]
-    with _reading(surrogate, settings.max_tokens):
-        model = {"name": surrogate.name, "identity": surrogate.identity}
-        distributed.on_main(partial(_begin, output, facts, settings, model))
-        for number, each in enumerate(records):
-            embed(each, surrogate, source_folder(output, number) / "vectors", console)
+    # A shallow copy with another limit, which is part of its identity; a caller's model keeps its.
+    surrogate = copy(surrogate)
+    surrogate.max_tokens = min(surrogate.max_tokens, settings.max_tokens)
+    model = {"name": surrogate.name, "identity": surrogate.identity}
+    distributed.on_main(partial(_begin, output, facts, settings, model))
+    for number, source in enumerate(records):
+        embed(source, surrogate, source_folder(output, number) / "vectors", console)
     for number in range(distributed.rank(), len(facts), distributed.world_size()):
         console.print(f"cut {facts[number].name}", highlight=False, markup=False)
-        _cut(source_folder(output, number), facts[number], backend, settings)
+        _divide(source_folder(output, number), facts[number], backend, settings)
     distributed.barrier()
-    distributed.on_main(partial(write_header, output, facts, settings.recorded(), model))
+    distributed.on_main(partial(_write_header, output, facts, settings, model))
     return BatchTable.open(output)
 
 
@@ -75,19 +79,8 @@ def report(table: BatchTable, output: Path, settings: ClusteringSettings, consol
         comparisons.append(compare(batches, device, seed=settings.seed))
     if remark := plot(comparisons, output / "report"):
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
-    # Last, since it is what a second run goes by.
+    # The page comes last, since a second run takes it as a sign that all is there.
     write_text(page, markdown(table, comparisons))
-
-
-@contextmanager
-def _reading(surrogate: Embedder, max_tokens: int) -> Iterator[None]:
-    """Have a model, which may be a caller's own, cut texts there for a while."""
-    own = surrogate.max_tokens
-    surrogate.max_tokens = min(own, max_tokens)
-    try:
-        yield
-    finally:
-        surrogate.max_tokens = own
 
 
 def _begin(
@@ -96,12 +89,12 @@ def _begin(
     settings: ClusteringSettings,
     model: Mapping[str, str],
 ) -> None:
-    """Claim the folder, or see that it was claimed for the same batches."""
+    """Claim the folder, or verify that it was claimed for the same batches."""
     now: dict[str, Any] = {
         "settings": settings.recorded(),
         "surrogate": {**model, "identity": model["identity"][:12]},
-        "sources": {each.name: {**asdict(each), "content": each.content[:12]} for each in facts},
-        "order": [each.name for each in facts],
+        "sources": {fact.name: {**asdict(fact), "content": fact.content[:12]} for fact in facts},
+        "order": [fact.name for fact in facts],
     }
     begun = output / _BEGUN
     if begun.is_file():
@@ -111,15 +104,18 @@ def _begin(
                 "or choose another --output"
             )
         return
-    # A process that was killed as it began has left this much.
-    mine = {aside_of(begun).name}
-    if output.exists() and (not output.is_dir() or {each.name for each in output.iterdir()} - mine):
+    # A process that was killed as it began may have left this file.
+    left = {aside_of(begun).name}
+    if output.exists() and (not output.is_dir() or {path.name for path in output.iterdir()} - left):
         raise UserError(f"{output}: is not empty and holds no batches; choose another --output")
     output.mkdir(parents=True, exist_ok=True)
     write_json(begun, now)
 
 
-def _cut(folder: Path, facts: SourceFacts, backend: Backend, settings: ClusteringSettings) -> None:
+def _divide(
+    folder: Path, facts: SourceFacts, backend: Backend, settings: ClusteringSettings
+) -> None:
+    """Write the batches of a source, unless they are there."""
     if (folder / "rows.i64").is_file():
         return
     if facts.rows <= facts.batch_size:
@@ -128,6 +124,33 @@ def _cut(folder: Path, facts: SourceFacts, backend: Backend, settings: Clusterin
     store = VectorStore(folder / "vectors")
     seed = rng.fold_in(settings.seed, "clusters", facts.content)
     axes = reduction.principal_axes(store, settings.dims, seed=seed)
-    points = cells.space((len(store), axes.shape[1]), folder)
+    points = cells.allocate((len(store), axes.shape[1]), folder)
     reduction.write_points(store, axes, points)
-    write_order(folder, cells.cut(points, facts.batch_size, backend, seed=seed, scratch=folder))
+    write_order(folder, cells.divide(points, facts.batch_size, backend, seed=seed, scratch=folder))
+
+
+def write_order(folder: Path, order: NDArray[np.int64]) -> None:
+    """Write all rows of a source, batch after batch."""
+    assert (np.bincount(order, minlength=len(order)) == 1).all(), "a row is not there once"
+    with written_aside(folder / "rows.i64") as aside:
+        order.astype("<i8").tofile(aside)
+
+
+def _write_header(
+    folder: Path,
+    facts: Sequence[SourceFacts],
+    settings: ClusteringSettings,
+    model: Mapping[str, str],
+) -> None:
+    """Write the header, which makes the table whole; the batches of all sources must be there."""
+    digest = hashlib.sha256()
+    for number, fact in enumerate(facts):
+        digest.update(read_order(source_folder(folder, number), fact.rows).data)
+    header: dict[str, Any] = {
+        "settings": settings.recorded(),
+        "surrogate": dict(model),
+        "sources": [asdict(fact) for fact in facts],
+        "batches": digest.hexdigest(),
+    }
+    header["hash"] = sha256_of_json(header)
+    write_json(folder / HEADER, header)

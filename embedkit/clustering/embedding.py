@@ -1,75 +1,72 @@
-"""Embed the pairs of a source with the surrogate: written in blocks by all ranks, resumable."""
+"""Embed the pairs of a source with the surrogate: block by block, on all ranks, resumable."""
 
 import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, TimeRemainingColumn
 
 from embedkit import distributed
 from embedkit.data.pairs.records import Records
-from embedkit.data.vector_store import DTYPE, SIDES, VectorStore, file_of
-from embedkit.distributed.progress import progress_bar
+from embedkit.data.vector_store import DTYPE, SIDES, VectorStore
+from embedkit.distributed.progress import track_progress
 from embedkit.models.embedder import Embedder
 from embedkit.storage.blocks import BlockFile
 
 _BLOCK = 2048
-"""Texts that an interruption loses at most, on each rank."""
+"""Number of texts in a block, which is what an interruption loses at most on each rank."""
 
 
 def embed(records: Records, surrogate: Embedder, folder: Path, console: Console) -> VectorStore:
-    """Embed every pair without prompts, each rank its share; what is there undamaged stays.
+    """Embed every pair without prompts, each rank its share; undamaged vectors stay.
 
-    Called on every rank, for one folder that all of them see. Whoever is killed loses a block, and
-    ranks may be more or fewer the next time.
+    Every rank calls this with the same folder, which all ranks share. A killed rank loses at most
+    one block, and a rerun may use another number of ranks.
     """
     aside = folder.with_name(f"{folder.name}.part")
-    facts = {"rows": len(records), "width": surrogate.backbone.width}
-    if not distributed.on_main(partial(_is_whole, folder, facts)):
-        # Told by one rank: another may have written a block before this one looks.
-        missing = distributed.on_main(partial(_begin, folder, aside, facts))
+    facts = {"rows": len(records), "width": surrogate.width}
+    # One rank looks for all: another may have written a block before this one looks.
+    missing = distributed.on_main(partial(_missing, folder, aside, facts))
+    if missing:
         files = _files(aside, facts)
-        columns = ("embed {task.description}", BarColumn(), TimeRemainingColumn())
-        with progress_bar(*columns, console=console) as progress:
-            for (side, file), blocks in zip(files.items(), missing, strict=True):
-                own = distributed.share_of(
-                    len(blocks), distributed.rank(), distributed.world_size()
-                )
-                for block in progress.track(blocks[own], description=f"{side} of {records.name}"):
-                    # A block has the same texts after an interruption and on any number of ranks:
-                    # every text is encoded beside the same others, and its vector is the same.
-                    taken = records.table.take(file.rows_of(block).tolist(), (SIDES[side],))
-                    file.write(block, surrogate.encode([text for (text,) in taken]))
+        for side, blocks in missing.items():
+            share = distributed.share_of(len(blocks), distributed.rank(), distributed.world_size())
+            file, column = files[side], SIDES[side]
+            rows = sum(len(file.rows_of(block)) for block in blocks[share])
+            with track_progress(console, f"embedding {side} of {records.name}", rows) as advance:
+                file.fill(blocks[share], partial(_encode, records, column, surrogate), advance)
         distributed.barrier()
-        distributed.on_main(partial(_finish, list(files.values()), aside, folder))
+        distributed.on_main(partial(_finish, files, aside, folder))
     return VectorStore(folder)
 
 
-def _is_whole(folder: Path, facts: Mapping[str, int]) -> bool:
-    """Whether the vectors of both sides are there and as they were written."""
-    stored = folder / "facts.json"
-    if not stored.is_file() or stored.read_bytes() != json.dumps(facts).encode():
-        return False
-    return all(file.is_whole() for file in _files(folder, facts).values())
+def _encode(
+    records: Records, column: str, surrogate: Embedder, rows: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    return surrogate.encode([text for (text,) in records.table.take(rows.tolist(), (column,))])
 
 
-def _begin(folder: Path, aside: Path, facts: Mapping[str, int]) -> list[list[int]]:
-    """The blocks that are still to be written, of each side, in what is left of earlier work."""
+def _missing(folder: Path, aside: Path, facts: Mapping[str, int]) -> dict[str, list[int]]:
+    """Return the blocks of each side that are to be written in ``aside``; none if all are whole."""
+    stored, content = folder / "facts.json", json.dumps(facts)
+    files = _files(folder, facts).values()
+    if stored.is_file() and stored.read_text() == content and all(f.is_whole() for f in files):
+        return {}
     if folder.is_dir():
         folder.rename(aside)
     aside.mkdir(parents=True, exist_ok=True)
-    (aside / "facts.json").write_text(json.dumps(facts))
-    return [file.missing() for file in _files(aside, facts).values()]
+    (aside / "facts.json").write_text(content)
+    return {side: file.missing() for side, file in _files(aside, facts).items()}
 
 
 def _files(folder: Path, facts: Mapping[str, int]) -> dict[str, BlockFile]:
-    """The file of each side."""
-    return {side: BlockFile(file_of(folder, side), DTYPE, **facts, block=_BLOCK) for side in SIDES}
+    return {side: BlockFile(folder / f"{side}.f16", DTYPE, **facts, block=_BLOCK) for side in SIDES}
 
 
-def _finish(files: list[BlockFile], aside: Path, folder: Path) -> None:
-    """Give the folder its name; by one rank, which another's look at the files would race with."""
-    assert not any(file.missing() for file in files), "a rank left a block out"
+def _finish(files: Mapping[str, BlockFile], aside: Path, folder: Path) -> None:
+    """Rename ``aside`` to ``folder``, on one rank alone."""
+    assert all(file.is_whole() for file in files.values()), "a rank left a block out"
     aside.rename(folder)

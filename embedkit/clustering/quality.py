@@ -1,4 +1,4 @@
-"""How hard batches are: measured on whole surrogate vectors, for any way of cutting."""
+"""How hard batches are, measured on whole surrogate vectors: those of a table and random ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,21 +7,63 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+
+from embedkit import rng
+from embedkit.data.batch_table import SourceBatches
+
+_MEASURED = 256
+"""Number of batches that are measured, drawn from all batches of a source."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quality:
-    """What was measured of some batches. Shapes: b batches, r rows in all of them."""
+    """How hard some batches are. Shapes: b batches, r rows in all of them."""
 
     cohesion: NDArray[np.float64]
     """Mean cosine of a batch's pairs to their common mean, ``(b,)``."""
     negative: NDArray[np.float64]
-    """Each query's mean similarity to the documents of the other rows, ``(r,)``."""
+    """Mean similarity of each query to the documents of the other rows, ``(r,)``."""
     hardest: NDArray[np.float64]
-    """Each query's similarity to the nearest of them, ``(r,)``."""
+    """Similarity of each query to the nearest document of another row, ``(r,)``."""
     false: NDArray[np.bool_]
-    """Whether one of them is as near as the query's own document or nearer, ``(r,)``."""
+    """Whether that document is at least as near as the query's own, ``(r,)``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """The batches of a source beside random ones. Shapes: b batches, of which m are measured."""
+
+    name: str
+    rows: int
+    sizes: NDArray[np.int64]
+    """Number of rows in each of our batches, ``(b,)``."""
+    left_out: int
+    """Number of rows that are in no batch."""
+    measured: NDArray[np.int64]
+    """Numbers of the measured batches, ``(m,)``; a short batch is never among them."""
+    random: Quality
+    ours: Quality
+
+
+def compare(batches: SourceBatches, device: torch.device, *, seed: int) -> Comparison:
+    """Measure our batches of a source, and as many batches of that size drawn at random."""
+    store, facts = batches.vectors, batches.facts
+    size, rows = batches.size, facts.rows
+    seed = rng.fold_in(seed, "report", facts.content)
+    count = rows // size
+    measured = np.sort(rng.permuted(np.arange(min(_MEASURED, count)), count, seed))
+    places = measured[:, None] * size + np.arange(size)
+    drawn = rng.permuted(places.reshape(-1), rows, rng.fold_in(seed, "random")).reshape(-1, size)
+    ours = [batches[int(number)] for number in measured]
+    return Comparison(
+        name=facts.name,
+        rows=rows,
+        sizes=np.array([size] * count + [rows - count * size] * (len(batches) > count)),
+        left_out=len(batches.left_out),
+        measured=measured,
+        random=measure(store.queries, store.documents, list(drawn), device),
+        ours=measure(store.queries, store.documents, ours, device),
+    )
 
 
 def measure(
@@ -30,41 +72,24 @@ def measure(
     batches: Sequence[NDArray[np.int64]],
     device: torch.device,
 ) -> Quality:
-    """Look at every batch by itself; one of a single row has no negatives and is left out.
+    """Measure every batch by itself; a batch of one row has no negatives and is left out.
 
-    Shapes: queries and documents ``(n, D)``, unit-norm; each batch holds rows of them.
+    Shapes: queries and documents ``(n, D)``, unit-norm; each batch holds numbers of their rows.
     """
-    measured = [
-        _of_batch(_floats(queries[rows], device), _floats(documents[rows], device))
-        for rows in batches
-        if len(rows) > 1
-    ]
-    cohesion, negative, hardest, false = zip(*measured, strict=True) if measured else [()] * 4
-    none = np.empty(0)
+    cohesion, negative, hardest, false = [], [np.empty(0)], [np.empty(0)], [np.empty(0, np.bool_)]
+    for rows in batches:
+        if len(rows) < 2:
+            continue
+        q, d = (torch.from_numpy(side[rows]).to(device).float() for side in (queries, documents))
+        pairs = F.normalize(q + d, dim=1)
+        cohesion.append((pairs @ F.normalize(pairs.mean(0), dim=0)).mean().item())
+        scores = q @ d.T
+        positive = scores.diagonal().clone()
+        batch_negative = (scores.sum(1) - positive) / (len(scores) - 1)
+        batch_hardest = scores.fill_diagonal_(-torch.inf).max(1).values
+        negative.append(batch_negative.double().cpu().numpy())
+        hardest.append(batch_hardest.double().cpu().numpy())
+        false.append((batch_hardest >= positive).cpu().numpy())
     return Quality(
-        cohesion=np.array(cohesion),
-        negative=np.concatenate([none, *negative]),
-        hardest=np.concatenate([none, *hardest]),
-        false=np.concatenate([none, *false]).astype(np.bool_),
+        np.array(cohesion), np.concatenate(negative), np.concatenate(hardest), np.concatenate(false)
     )
-
-
-def _of_batch(
-    queries: Tensor, documents: Tensor
-) -> tuple[float, NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    pairs = F.normalize(queries + documents, dim=1)
-    cohesion = (pairs @ F.normalize(pairs.mean(0), dim=0)).mean().item()
-    scores = queries @ documents.T
-    own = scores.diagonal().clone()
-    negative = (scores.sum(1) - own) / (len(scores) - 1)
-    hardest = scores.fill_diagonal_(-torch.inf).max(1).values
-    return (
-        cohesion,
-        negative.double().cpu().numpy(),
-        hardest.double().cpu().numpy(),
-        (hardest >= own).cpu().numpy(),
-    )
-
-
-def _floats(vectors: NDArray[np.float16], device: torch.device) -> Tensor:
-    return torch.from_numpy(vectors).to(device, torch.float32)

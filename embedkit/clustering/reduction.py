@@ -1,4 +1,4 @@
-"""From two vectors a pair to one short point: what k-means works on.
+"""Reduce the two vectors of each pair to one short point, which k-means works on.
 
 With equal centroids for both sides, clustering queries and documents together is clustering their
 means: |q - m|^2 + |d - m|^2 = 2 |(q + d) / 2 - m|^2 + |q - d|^2 / 2, and the last term is fixed. So
@@ -15,13 +15,13 @@ from embedkit import rng
 from embedkit.data.vector_store import VectorStore
 
 _SAMPLED = 100_000
-"""Pairs whose two vectors the axes are fitted on."""
+"""Number of pairs that the axes are fitted on."""
 
 
 def principal_axes(store: VectorStore, dims: int, *, seed: int) -> Tensor:
-    """The directions in which the vectors of both sides are longest; ``(D, dims)`` at most.
+    """Return the directions in which the vectors of both sides are longest; ``(D, dims)`` at most.
 
-    Not centred: projection then keeps inner products, and so the cosines that are clustered by.
+    The vectors are not centred: projection then keeps inner products, and so the cosines.
     """
     count = min(_SAMPLED, len(store))
     rows = np.sort(rng.permuted(np.arange(count), len(store), rng.fold_in(seed, "axes")))
@@ -44,5 +44,5 @@ def write_points(store: VectorStore, axes: Tensor, points: NDArray[np.float16]) 
 
 
 def mean_directions(queries: Tensor, documents: Tensor) -> Tensor:
-    """The unit vector in the middle of each pair; shapes ``(n, D)``."""
+    """Return the unit vector in the middle of each pair. Shapes: all ``(n, D)``."""
     return F.normalize(queries + documents, dim=1)

@@ -1,4 +1,4 @@
-"""What became of every source: a table in Markdown, and a picture."""
+"""Report on the batches of every source: a table in Markdown, and a picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.clustering.comparison import Comparison
-from embedkit.clustering.quality import Quality
+from embedkit.clustering.quality import Comparison, Quality
 from embedkit.data.batch_table import BatchTable
 
 _COLUMNS = ("source", "way", "batches", "size", "cohesion", "mean negative", "hardest negative",
@@ -24,7 +23,7 @@ Of each way at most 256 batches of a source are measured, on the surrogate's who
 
 
 def markdown(table: BatchTable, comparisons: Sequence[Comparison]) -> str:
-    """The report as a page; it names the hash of the table that it is of."""
+    """Return the report as a page, which names the hash of its table."""
     surrogate, settings = table.header["surrogate"], table.header["settings"]
     shown = ", ".join(f"{key} {value}" for key, value in settings.items())
     rows = [row for comparison in comparisons for row in rows_of(comparison)]
@@ -51,11 +50,11 @@ def rows_of(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return a row for random batches and one for ours, under the columns of the report."""
     name, sizes = comparison.name, comparison.sizes
     full, last = int(sizes[0]), int(sizes[-1])
-    counts = str(comparison.rows // full), str(len(sizes))
-    shown = str(full), str(full) if last == full else f"{last} to {full}"
+    shown = str(full) if last == full else f"{last} to {full}"
+    random_count = str(comparison.rows // full)
     return [
-        (name, "random", counts[0], shown[0], *numbers_of(comparison.random)),
-        (name, "ours", counts[1], shown[1], *numbers_of(comparison.ours)),
+        (name, "random", random_count, str(full), *numbers_of(comparison.random)),
+        (name, "ours", str(len(sizes)), shown, *numbers_of(comparison.ours)),
     ]
 
 
@@ -66,21 +65,18 @@ def numbers_of(quality: Quality) -> tuple[str, ...]:
 
 
 def plot(comparisons: Sequence[Comparison], path: Path) -> str | None:
-    """Draw ``path``.png and ``path``.svg; a remark instead where matplotlib is not installed."""
+    """Draw ``path``.png and ``path``.svg, or return a remark where matplotlib is not installed."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         return 'no picture without matplotlib: pip install "embedkit-neobert[plot]"'
-    pooled = {
-        "random": [comparison.random for comparison in comparisons],
-        "ours": [comparison.ours for comparison in comparisons],
-    }
-    # Text stays text, and one set of batches makes one file.
+    # Text stays text, and the same batches always make the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "clusters"}):
         figure = Figure(figsize=(9.0, 6.4), layout="constrained")
         cohesion, negative, hardest, false = figure.subplots(2, 2).flat
-        for (way, qualities), color in zip(pooled.items(), ("C0", "C2"), strict=True):
+        for way, color in (("random", "C0"), ("ours", "C2")):
+            qualities: list[Quality] = [getattr(comparison, way) for comparison in comparisons]
             style = {"histtype": "step", "density": True, "label": way, "color": color}
             cohesion.hist(np.concatenate([q.cohesion for q in qualities]), bins=40, **style)
             negative.hist(np.concatenate([q.negative for q in qualities]), bins=60, **style)

@@ -1,7 +1,7 @@
-"""Contextual batches on disk: which rows of which source make each batch, memory-mapped.
+"""Contextual batches on disk, memory-mapped: which rows of which source make each batch.
 
-``table.json`` says what the batches were made of and has their hash; ``sources/<number>/`` has the
-surrogate vectors of a source and ``rows.i64``, its batches end to end.
+``table.json`` records what the batches were made of, and their hash; ``sources/<number>/`` holds
+the surrogate's vectors of a source, and ``rows.i64``, its batches one after the other.
 """
 
 import json
@@ -23,42 +23,45 @@ HEADER = "table.json"
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """What the table knows of a source."""
+    """Facts about a source that its batches depend on."""
 
     name: str
     content: str
-    """A hash of its rows."""
+    """Hash of its rows."""
     rows: int
     batch_size: int
-    """As asked for; a source with fewer rows is one batch of them all."""
+    """Requested batch size; a source with fewer rows is one batch of them all."""
 
 
 class SourceBatches:
-    """The batches of one source. Pickles as its place."""
+    """The batches of one source, memory-mapped. They pickle as the path of their folder."""
 
     def __init__(self, folder: Path, facts: SourceFacts, short_batch: bool) -> None:
         self.folder, self.facts, self._short_batch = folder, facts, short_batch
         self._order = read_order(folder, facts.rows)
 
     def __len__(self) -> int:
-        """How many batches there are."""
         full, rest = divmod(self.facts.rows, self.size)
         return full + int(self._short_batch and rest > 0)
 
     def __getitem__(self, batch: int) -> NDArray[np.int64]:
-        """The rows of a batch; raises ``IndexError`` where there is none of that number."""
+        """Return the rows of a batch.
+
+        Raises:
+            IndexError: there is no batch of this number.
+        """
         if not 0 <= batch < len(self):
             raise IndexError(f"batch {batch} of {self.facts.name}, which has {len(self)}")
         return np.array(self._order[batch * self.size : (batch + 1) * self.size])
 
     @property
     def size(self) -> int:
-        """Rows of every batch, but of a short one at the end."""
+        """Number of rows in every batch but a short one at the end."""
         return min(self.facts.batch_size, self.facts.rows)
 
     @property
     def left_out(self) -> NDArray[np.int64]:
-        """The rows that are in no batch: fewer than a batch, and those that lie furthest out."""
+        """Rows that are in no batch: fewer than a batch, and those that lie furthest out."""
         return np.array(self._order[len(self) * self.size :])
 
     @cached_property
@@ -66,11 +69,8 @@ class SourceBatches:
         """The surrogate's vectors of all rows."""
         return VectorStore(self.folder / "vectors")
 
-    def __getstate__(self) -> tuple[Path, SourceFacts, bool]:
-        return self.folder, self.facts, self._short_batch
-
-    def __setstate__(self, place: tuple[Path, SourceFacts, bool]) -> None:
-        self.__init__(*place)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type["SourceBatches"], tuple[Path, SourceFacts, bool]]:
+        return SourceBatches, (self.folder, self.facts, self._short_batch)
 
 
 class BatchTable:
@@ -101,11 +101,11 @@ class BatchTable:
                 f"{folder}: holds no batches, or not all of them yet: run embedkit cluster "
                 f"--output {folder}"
             ) from None
-        facts = [SourceFacts(**each) for each in header["sources"]]
         short = bool(header["settings"]["short_batch"])
+        facts = [SourceFacts(**source) for source in header["sources"]]
         sources = {
-            each.name: SourceBatches(source_folder(folder, number), each, short)
-            for number, each in enumerate(facts)
+            fact.name: SourceBatches(source_folder(folder, number), fact, short)
+            for number, fact in enumerate(facts)
         }
         return cls(sources, header)
 
@@ -119,36 +119,36 @@ class BatchTable:
 
     @property
     def hash(self) -> str:
-        """Changes with the rows, the surrogate, the settings and the batches themselves."""
+        """Hash of the rows, the surrogate, the settings and the batches themselves."""
         return str(self.header["hash"])
 
     @property
     def num_batches(self) -> int:
-        """Of all sources."""
+        """Number of batches of all sources."""
         return sum(map(len, self.sources.values()))
 
     def check(self, records: Sequence[Records], batch_sizes: Sequence[int]) -> None:
-        """See that the batches were made of these rows, in these sizes.
+        """Verify that the batches were made of these rows, in these sizes.
 
         Raises:
             DataError: a source is not in the table, or is not what it was.
         """
-        for each, size in zip(records, batch_sizes, strict=True):
-            facts = self[each.name].facts
-            if facts.content != each.table.facts.content:
+        for source, size in zip(records, batch_sizes, strict=True):
+            facts = self[source.name].facts
+            if facts.content != source.table.facts.content:
                 raise DataError(
-                    f"{each.name}: its rows are not those that the batches were made of: run "
+                    f"{source.name}: its rows are not those that the batches were made of: run "
                     "embedkit cluster again, into another --output"
                 )
             if facts.batch_size != size:
                 raise DataError(
-                    f"{each.name}: its batches were made for batch_size = {facts.batch_size}, not "
-                    f"{size}: set that in the recipe, or run embedkit cluster again"
+                    f"{source.name}: its batches were made for batch_size = {facts.batch_size}, "
+                    f"not {size}: set that in the recipe, or run embedkit cluster again"
                 )
 
 
 def read_order(folder: Path, rows: int) -> NDArray[np.int64]:
-    """All rows of a source, batch after batch; those in no batch come last."""
+    """Return all rows of a source, batch after batch, and then those that are in no batch."""
     path = folder / "rows.i64"
     if not path.is_file() or path.stat().st_size != 8 * rows:
         raise DataError(f"{path}: is not whole: remove it and run embedkit cluster again")
@@ -156,5 +156,5 @@ def read_order(folder: Path, rows: int) -> NDArray[np.int64]:
 
 
 def source_folder(folder: Path, number: int) -> Path:
-    """Where the files of a source lie: by its number, since a name may be a path."""
+    """Return the folder of a source's files, which has a number since a name may be a path."""
     return folder / "sources" / f"{number:03d}"

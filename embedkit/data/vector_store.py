@@ -1,4 +1,4 @@
-"""Surrogate vectors of the pairs of one source, on disk: memory-mapped fp16."""
+"""Vectors of the pairs of a source by the surrogate model: fp16 files, memory-mapped."""
 
 import json
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ from embedkit.errors import DataError
 from embedkit.storage.blocks import mapped
 
 SIDES = {"queries": "query", "documents": "positive"}
-"""The files of a store, and the column of the pairs that each was made from."""
+"""Names of the files of a store, and the column of the pairs that each was made from."""
 DTYPE = np.dtype(np.float16)
-_READ = 2**16
-"""Pairs read at a time."""
+_PAIRS = 2**16
+"""Number of pairs that are read at a time."""
 
 
 class VectorStore:
-    """The vectors of one source, unit-norm; only what is read comes into memory.
+    """Unit vectors of one source, memory-mapped. A store pickles as the path of its folder.
 
-    ``queries`` and ``documents`` are ``(n, D)``, fp16; row i is pair i. Pickles as its place.
+    ``queries`` and ``documents`` are ``(n, D)``, fp16; row i belongs to pair i.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,7 +28,7 @@ class VectorStore:
         try:
             facts = json.loads((folder / "facts.json").read_text())
             self.queries, self.documents = (
-                mapped(file_of(folder, side), DTYPE, rows=facts["rows"], width=facts["width"])
+                mapped(folder / f"{side}.f16", DTYPE, rows=facts["rows"], width=facts["width"])
                 for side in SIDES
             )
         except (OSError, ValueError) as error:
@@ -45,18 +45,10 @@ class VectorStore:
         return int(self.queries.shape[1])
 
     def blocks(self) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """Queries and documents in fp32, from the first pair to the last, some at a time."""
-        for start in range(0, len(self), _READ):
-            rows = slice(start, start + _READ)
+        """Yield some queries and documents at a time, in fp32, in the order of the pairs."""
+        for start in range(0, len(self), _PAIRS):
+            rows = slice(start, start + _PAIRS)
             yield self.queries[rows].astype(np.float32), self.documents[rows].astype(np.float32)
 
-    def __getstate__(self) -> Path:
-        return self.folder
-
-    def __setstate__(self, folder: Path) -> None:
-        self.__init__(folder)  # type: ignore[misc]
-
-
-def file_of(folder: Path, side: str) -> Path:
-    """The file with the vectors of a side, one of ``SIDES``."""
-    return folder / f"{side}.f16"
+    def __reduce__(self) -> tuple[type["VectorStore"], tuple[Path]]:
+        return VectorStore, (self.folder,)

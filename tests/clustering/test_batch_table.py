@@ -17,9 +17,9 @@ from support.small_runs import write_source
 import embedkit
 from embedkit import BatchTable, DataError, Records, UserError
 from embedkit.clustering import build
-from embedkit.clustering.comparison import compare
+from embedkit.clustering.build import write_order
+from embedkit.clustering.quality import compare
 from embedkit.clustering.settings import ClusteringOptions, ClusteringSettings
-from embedkit.clustering.table_writer import write_order
 from embedkit.recipe import load_recipe
 
 pytestmark = pytest.mark.slow

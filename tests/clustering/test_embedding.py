@@ -1,5 +1,6 @@
 """Surrogate vectors on disk."""
 
+import io
 import os
 import pickle
 import signal
@@ -52,6 +53,17 @@ def test_every_pair_is_embedded_without_its_prompt(
     np.testing.assert_allclose(queries, expected, atol=1e-3)
     expected = surrogate.encode([f"{number} birds" for number in range(30)])
     np.testing.assert_allclose(documents, expected, atol=1e-3)
+
+
+def test_lines_show_progress_where_there_is_no_terminal(
+    records: Records, surrogate: Embedder, tmp_path: Path
+) -> None:
+    shown = io.StringIO()
+    embed(records, surrogate, tmp_path / "vectors", Console(file=shown))
+    lines = shown.getvalue().splitlines()
+    assert lines[0] == "embedding queries of birds: 30"
+    assert lines[1:4] == [f"embedding queries of birds: {done}%" for done in (13, 27, 40)]
+    assert lines[-1] == "embedding documents of birds: 100%"
 
 
 def test_a_killed_run_goes_on_after_its_last_block(

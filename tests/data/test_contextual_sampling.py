@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedkit.clustering.table_writer import write_order
+from embedkit.clustering.build import write_order
 from embedkit.data.batch_sampler import BatchSampler, Source, steps_in
 from embedkit.data.batch_table import SourceBatches, SourceFacts
 
