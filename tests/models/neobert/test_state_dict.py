@@ -220,8 +220,8 @@ def test_a_head_on_a_bare_encoder_starts_anew_and_leaves_the_encoder_alone(tmp_p
 
 
 @pytest.mark.slow
-def test_importing_embedkit_makes_transformers_know_neobert() -> None:
-    script = "import embedkit, transformers\n"
+def test_importing_neobert_makes_transformers_know_it() -> None:
+    script = "import embedkit.models.neobert, transformers\n"
     script += "config = transformers.AutoConfig.for_model('neobert', num_hidden_layers=1)\n"
     script += "print(type(transformers.AutoModelForMaskedLM.from_config(config)).__name__)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
