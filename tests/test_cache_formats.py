@@ -18,7 +18,8 @@ import pytest
 from support.shards import write_shards
 from support.tiny_bert import real_tokenizer
 
-from embedkit.data.manifests.manifest import HubJoin, load_manifest
+from embedkit.data.manifests.manifest import load_manifest
+from embedkit.data.manifests.sources import HubJoin
 from embedkit.data.pairs import lengths, row_folder
 from embedkit.data.pairs.records import Records, open_manifest
 from embedkit.data.sources import files, open_source

@@ -12,8 +12,7 @@ from key_reference import reference
 
 import embedkit
 from embedkit.config import shipped
-from embedkit.data.manifests.manifest import Manifest, is_text, shipped_tables
-from embedkit.data.manifests.text_manifest import TextManifest
+from embedkit.data.manifests.manifest import Manifest, TextManifest, is_text, shipped_tables
 from embedkit.recipe import PretrainRecipe, Recipe
 
 ROOT = Path(__file__).parents[1]

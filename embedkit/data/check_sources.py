@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from embedkit.data.manifests.manifest import Manifest, shipped_tables
-from embedkit.data.manifests.text_manifest import TextManifest, load_any_manifest
+from embedkit.data.manifests.manifest import (
+    Manifest,
+    TextManifest,
+    load_any_manifest,
+    shipped_tables,
+)
 from embedkit.data.pairs.records import open_manifest
 from embedkit.data.text.texts import Texts
 from embedkit.data.text.tokenized import prepare

@@ -8,8 +8,12 @@ from typing import Literal
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
-from embedkit.data.manifests.manifest import Manifest, shipped_tables
-from embedkit.data.manifests.text_manifest import TextManifest, load_any_manifest
+from embedkit.data.manifests.manifest import (
+    Manifest,
+    TextManifest,
+    load_any_manifest,
+    shipped_tables,
+)
 from embedkit.data.pairs.lengths import QUANTILES, Lengths, sampled_lengths
 from embedkit.data.pairs.records import Record, Records, open_manifest
 from embedkit.data.tables import plain_table
@@ -102,7 +106,7 @@ def _pair_facts(manifest: Manifest, records: Records) -> Table:
     facts = [
         ("source", _source(manifest)),
         ("licence", records.license or "not stated"),
-        ("task", records.task),
+        ("task", records.description.task),
         ("rows", rows),
         ("columns", _lines(columns)),
         ("filter", manifest.filter or "none"),

@@ -115,8 +115,8 @@ def _lengths_table(
     for records in mixture.records:
         measured = lengths[records.name]
         truncated = measured.truncated(
-            records.max_query_tokens or recipe.data.max_query_tokens,
-            records.max_document_tokens or recipe.data.max_document_tokens,
+            records.description.max_query_tokens or recipe.data.max_query_tokens,
+            records.description.max_document_tokens or recipe.data.max_document_tokens,
         )
         sides = [_quantiles(measured, role) for role in ("query", "positive", "negatives")]
         rows.append((records.name, *sides, f"{truncated:.1%}"))

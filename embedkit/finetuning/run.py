@@ -181,7 +181,7 @@ def _extensions(recipe: Recipe, mixture: Mixture, model: Embedder | Contextual) 
     if isinstance(model, Embedder):
         identities["pooling"] = identity_of_pooling(model.pooling)
     for manifest in mixture.manifests:
-        if reader := manifest.reader:
+        if reader := getattr(manifest.source, "reader", None):
             identities[f"reader of {manifest.name}"] = READERS.identity_of(reader)
     return {part: identity for part, identity in identities.items() if identity}
 

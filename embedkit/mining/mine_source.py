@@ -108,9 +108,13 @@ def _mine(
         console=console,
     )
     prompts = records.prompts
-    queries = encode(corpus.queries, prompt=prompts.query, max_tokens=records.max_query_tokens)
+    queries = encode(
+        corpus.queries, prompt=prompts.query, max_tokens=records.description.max_query_tokens
+    )
     documents = encode(
-        corpus.documents, prompt=prompts.document, max_tokens=records.max_document_tokens
+        corpus.documents,
+        prompt=prompts.document,
+        max_tokens=records.description.max_document_tokens,
     )
     exact = ExactSearch(documents, device, torch_best)
     search: Search = exact

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from embedkit import api
 from embedkit.config import differences, shipped, validated
-from embedkit.data.manifests.text_manifest import load_text_manifest
+from embedkit.data.manifests.manifest import load_text_manifest
 from embedkit.data.pairs.records import open_records
 from embedkit.data.text.texts import Texts
 from embedkit.models.neobert import NeoBERTForMaskedLM

@@ -5,7 +5,8 @@ from pathlib import Path
 from support.hub_sets import SUBJECTS, Files, Row, write_files
 from support.shards import write_shards
 
-from embedkit.data.manifests.manifest import HubSource, load_manifest
+from embedkit.data.manifests.manifest import load_manifest
+from embedkit.data.manifests.sources import HubSource
 from embedkit.data.sources.readers.shards import Shards
 from embedkit.recipe import load_recipe
 

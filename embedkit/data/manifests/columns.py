@@ -4,7 +4,7 @@ import operator
 import re
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from embedkit.errors import DataError
@@ -51,6 +51,34 @@ class ColumnPath:
             )
         return self._follow(row[self.column], 1)
 
+    def text_in(self, row: Mapping[str, Any]) -> str:
+        """Return the text, which is "" if it is null or blank."""
+        return self._text(self(row), "is")
+
+    def texts_in(self, row: Mapping[str, Any]) -> list[str]:
+        """Return the texts of lists of any depth; one that is null or blank is ""."""
+        value = self(row)
+        verb = "has" if isinstance(value, list) else "is"
+        return [self._text(element, verb) for element in _flat(value)]
+
+    def mark_in(self, row: Mapping[str, Any], remedy: str) -> str | None:
+        """Return a text or a whole number as text; an error says ``remedy``."""
+        value = self(row)
+        if value is None or isinstance(value, str | int):
+            return None if value is None else str(value)
+        raise DataError(
+            f"{self.text} is {value!r:.60}, neither text nor a whole number: correct {remedy}"
+        )
+
+    def _text(self, value: Any, verb: str) -> str:
+        if value is None:
+            return ""
+        if not isinstance(value, str):
+            raise DataError(
+                f"{self.text} {verb} {value!r:.60}, not text: correct [columns] or the data"
+            )
+        return value if value.strip() else ""
+
     def _follow(self, value: Any, depth: int) -> Any:
         if value is None or depth == len(self._steps):
             return value
@@ -60,7 +88,7 @@ class ColumnPath:
         if not isinstance(value, list):
             raise DataError(f"{self.text}: expected a list, found {_short(value)}")
         if step is _EACH:
-            return [self._follow(each, depth + 1) for each in value]
+            return [self._follow(element, depth + 1) for element in value]
         inside = -len(value) <= step < len(value)
         return self._follow(value[step], depth + 1) if inside else None
 
@@ -103,6 +131,14 @@ class RowFilter:
             raise DataError(
                 f"{_short(value)} cannot be compared in the filter {self.text}"
             ) from None
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for element in value:
+            yield from _flat(element)
+    else:
+        yield value
 
 
 def _short(value: Any) -> str:

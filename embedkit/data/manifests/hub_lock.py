@@ -1,4 +1,4 @@
-"""Which commit of every data set on the hub is read, where its manifest leaves that open."""
+"""Reads and writes the lock: the commit of each data set whose manifest leaves that open."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -7,25 +7,24 @@ import tomli_w
 from pydantic import Field
 
 from embedkit.config import Section, read_toml, shipped, validated
-from embedkit.data.manifests.manifest import FOLDER, Commit, HubSource, shipped_tables
-from embedkit.data.manifests.text_manifest import load_any_manifest
+from embedkit.data.manifests.manifest import FOLDER, load_any_manifest, shipped_names
+from embedkit.data.manifests.sources import Commit, HubSource
 from embedkit.errors import DataError, UserError
-
-_COMMENT = "# Written by embedkit data lock.\n"
+from embedkit.storage.atomic import write_text
 
 
 class _Lock(Section):
     commits: dict[str, Commit] = Field(default_factory=dict)
-    """From the ids of data sets."""
+    """Commits by the ids of data sets."""
 
 
 def default_path() -> Path:
-    """Where the lock of the shipped manifests lies."""
+    """Return the path of the lock of the shipped manifests."""
     return shipped(FOLDER) / "hub.lock.toml"
 
 
 def locked(id_: str) -> str | None:
-    """The commit that the lock has for a data set."""
+    """Return the commit that the lock has for a data set."""
     return _read(default_path()).get(id_)
 
 
@@ -42,8 +41,9 @@ def update(path: Path, ids: Iterable[str], *, upgrade: bool = False) -> dict[str
     commits = _read(path)
     commits |= {id_: newest(id_) for id_ in ids if upgrade or id_ not in commits}
     commits = dict(sorted(commits.items()))
+    lines = f"# Written by embedkit data lock.\n{tomli_w.dumps({'commits': commits})}"
     try:
-        path.write_text(_COMMENT + tomli_w.dumps({"commits": commits}), encoding="utf-8")
+        write_text(path, lines)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     return commits
@@ -53,7 +53,7 @@ def lock_sources(names: Sequence[str] = (), *, upgrade: bool = False) -> dict[st
     """Pin the hub's data sets that manifests leave open at their newest commits.
 
     Args:
-        names: of manifests, or their paths; by default all that come with embedkit.
+        names: names of manifests, or their paths; by default all that come with embedkit.
         upgrade: also ask for the newest commits of what is pinned already.
 
     Returns:
@@ -63,15 +63,14 @@ def lock_sources(names: Sequence[str] = (), *, upgrade: bool = False) -> dict[st
         UserError: there is no such manifest, the hub cannot be reached, or the file of commits
             cannot be written.
     """
-    every = names or [name for name, _ in shipped_tables()]
-    sources = [load_any_manifest(name).source for name in every]
+    sources = [load_any_manifest(name).source for name in names or shipped_names()]
     ids = [source.id for source in sources if isinstance(source, HubSource) and not source.revision]
     remote = dict.fromkeys(id_ for id_ in ids if not Path(id_).is_dir())
     return update(default_path(), remote, upgrade=upgrade)
 
 
 def newest(id_: str) -> str:
-    """The commit that the main branch of a data set is at.
+    """Return the commit that the main branch of a data set is at.
 
     Raises:
         DataError: the hub cannot be asked.
@@ -90,7 +89,7 @@ def newest(id_: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """The first line of an error that another library raised."""
+    """Return the first line of an error that another library raised."""
     if type(error).__name__ == "OfflineModeIsEnabled":
         return "it does not answer, or HF_HUB_OFFLINE is set"
     return (str(error) or type(error).__name__).partition("\n")[0]

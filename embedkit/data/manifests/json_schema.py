@@ -10,8 +10,7 @@ SchemaKind = Literal["recipe", "pretrain-recipe", "manifest", "text-manifest"]
 def json_schema(kind: SchemaKind = "recipe") -> dict[str, Any]:
     """Return the JSON schema of a kind of file, with a description and default of every key."""
     # Imported here, since the command line asks for the kinds alone.
-    from embedkit.data.manifests.manifest import Manifest
-    from embedkit.data.manifests.text_manifest import TextManifest
+    from embedkit.data.manifests.manifest import Manifest, TextManifest
     from embedkit.recipe import PretrainRecipe, Recipe
 
     sections: dict[SchemaKind, type[Section]] = {

@@ -1,7 +1,9 @@
-"""What a source of training pairs is: where it lies, which columns it has, how training uses it."""
+"""Manifests of pairs and of text: where rows lie, what their columns are, how training uses them.
+
+A manifest describes text if it has the key ``columns.text``, and pairs otherwise.
+"""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
@@ -9,9 +11,8 @@ from pydantic.json_schema import SkipJsonSchema
 
 from embedkit.config import Section, find, read_toml, shipped, validated
 from embedkit.data.manifests.columns import ColumnPath, RowFilter
-from embedkit.data.manifests.readers import AnyReader, Reader
-from embedkit.data.manifests.roles import Columns, Names
-from embedkit.data.sources.readers.shards import Shards, ShardsSource
+from embedkit.data.manifests.roles import Columns, Names, TextColumns
+from embedkit.data.manifests.sources import Source
 from embedkit.errors import UserError
 
 FOLDER = "data_manifests"
@@ -27,15 +28,6 @@ Task = Literal[
     "clustering",
     "summarization",
 ]
-
-
-def _filter(text: str) -> str:
-    return RowFilter(text).text
-
-
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-FilterText = Annotated[str, AfterValidator(_filter)]
 
 
 class Prompts(Section):
@@ -54,87 +46,6 @@ class SameLabel(Section):
     """Random seed for drawing the pairs."""
 
 
-class HubConfig(Section):
-    name: str
-    """Name of the configuration."""
-    rename: dict[str, str] = Field(default_factory=dict)
-    """New names of the configuration's columns, by which ``[columns]`` speaks of them."""
-
-
-class HubJoin(Section):
-    """A column of ids that stand for rows of another configuration."""
-
-    column: str
-    """Name of the column of ids. Each id is replaced by the row it names, or by null."""
-    config: str
-    """Name of the configuration that has the rows."""
-    split: str
-    """Name of the split that has the rows."""
-    key: str = "_id"
-    """Name of the column of ids beside the rows."""
-
-
-class HubSource(Section):
-    kind: Literal["hub"]
-    id: str
-    """A data set's id on the Hugging Face Hub, or a folder that stands for it."""
-    config: str | None = None
-    """Name of the configuration that is read."""
-    configs: tuple[HubConfig, ...] = Field(default=(), strict=False)
-    """Configurations that are read one after the other, in place of ``config``."""
-    revision: Commit | None = None
-    """The commit that is read, since a branch may move. If unset, it is the lock's, or where that
-    has none, the newest."""
-    split: str = "train"
-    """Name of the split that is read."""
-    stream: bool = False
-    """Whether the split's files are read as they come; else ``datasets`` copies all splits."""
-    joins: tuple[HubJoin, ...] = Field(default=(), strict=False)
-    """Columns of ids that are replaced by the rows they name."""
-    shards: Shards | None = None
-    """The same rows in a folder, which is read in place of the hub where it exists."""
-
-    @model_validator(mode="after")
-    def _one_way_to_name_configs(self) -> Self:
-        if self.config and self.configs:
-            raise ValueError("config or configs, not both")
-        return self
-
-
-class File(Section):
-    path: str
-    """Path of the file, from the working folder; it may start with ``$EMBEDKIT_DATA``."""
-    sha256: Sha256 | None = None
-    """SHA-256 of the file. If set, a file with another one is refused."""
-
-
-class FilesSource(Section):
-    kind: Literal["files"]
-    files: tuple[File, ...] = Field(min_length=1, strict=False)
-    """Files of jsonl, csv, tsv (these also as .gz, .xz, .zst) or parquet, read in this order."""
-    reader: AnyReader | None = None
-    """Reader of files in another format. If unset, the files' suffixes say how they are read."""
-
-
-class PackageSource(Section):
-    kind: Literal["package"]
-    distribution: str
-    """Name of the distribution."""
-    version: str
-    """Version of the distribution. Of another one neither rows nor sha256 are checked."""
-    path: str
-    """A file of the distribution; for docstrings the folder of its modules."""
-    sha256: Sha256
-    """SHA-256 of the file; for docstrings see ``sources.digest``."""
-    reader: AnyReader
-    """How rows are made from the file."""
-
-
-Source = Annotated[
-    HubSource | FilesSource | ShardsSource | PackageSource, Field(discriminator="kind")
-]
-
-
 class HeldOutTask(Section):
     name: str = Field(pattern=r"^[\w.-]+$")
     """Name of the task's folder."""
@@ -149,25 +60,39 @@ class HeldOut(Section):
     """The tasks that are made of the held-out concepts."""
 
 
-class Description(Section):
+class TextHeldOut(Section):
+    """Documents that training never sees."""
+
+    share: float = Field(gt=0, lt=1)
+    """Share of the concepts that is held out, by the rule that holds for pairs; share of the
+    documents where no column says what a row is about."""
+
+
+class RowDescription(Section):
+    """Which rows of a source become examples, whether pairs or documents."""
+
+    filter: Annotated[str, AfterValidator(lambda text: RowFilter(text).text)] | None = None
+    """Only the rows for which this condition holds are kept, e.g. ``score > 4``."""
+    drop_empty: bool = False
+    """Rows without text, or without query or positive, are left out. Otherwise such a row is an
+    error."""
+    deduplicate: bool = False
+    """Only the first row of each text, or of each (query, positive), is kept."""
+    license: str = ""
+    """Licence of the rows."""
+
+
+class Description(RowDescription):
     """How rows become training pairs, wherever they come from."""
 
     columns: Columns = Columns()
     """Which value of a row plays which part in a training pair."""
     ignore: Names = ()
     """Columns without a part; ``negatives`` stands for all that are negatives by their names."""
-    filter: FilterText | None = None
-    """Only the rows for which this condition holds are kept, e.g. ``score > 4``."""
-    drop_empty: bool = False
-    """Rows without query or positive are left out. Otherwise such a row is an error."""
-    deduplicate: bool = False
-    """Only the first row of each (query, positive) is kept."""
     same_label: SameLabel | None = None
     """The positives are made from columns.query and columns.label."""
     task: Task = "retrieval"
     """The task that the pairs are examples of."""
-    license: str = ""
-    """Licence of the pairs."""
     prompts: Prompts = Prompts()
     """Texts that stand before queries and documents."""
     negatives_per_query: NonNegativeInt | None = None
@@ -201,15 +126,25 @@ class Description(Section):
         return self
 
 
-class Options(TypedDict, total=False):
-    """The fields of ``Description`` as keyword arguments."""
+class TextDescription(RowDescription):
+    """How rows become documents, wherever they come from."""
 
-    columns: Columns | Mapping[str, str | Sequence[str]]
+    columns: TextColumns = TextColumns()
+    """Which values of a row make its text."""
+    held_out: TextHeldOut | None = None
+    """Documents that training never sees, on which the loss is measured."""
+
+
+class Options(TypedDict, total=False):
+    """The fields of ``Description`` and ``TextDescription`` as keyword arguments."""
+
+    columns: Columns | TextColumns | Mapping[str, str | Sequence[str]]
     ignore: str | Sequence[str]
     filter: str | None
     drop_empty: bool
     deduplicate: bool
     same_label: SameLabel | Mapping[str, int] | None
+    held_out: TextHeldOut | Mapping[str, float] | None
     task: Task
     license: str
     prompts: Prompts | Mapping[str, str]
@@ -220,24 +155,24 @@ class Options(TypedDict, total=False):
     max_document_tokens: int | None
 
 
-class Manifest(Description):
-    """A source of training pairs."""
+class Located(Section):
+    """What a manifest says of its source, besides how rows become examples."""
 
     name: SkipJsonSchema[str]
     """Name of the manifest's file, which is not written in it."""
     source: Source
     """Where the rows lie."""
     rows: PositiveInt | None = None
-    """Expected rows after filtering, dropping and deduplication, before concepts are held out."""
+    """Expected rows after filtering, dropping and deduplication, before any are held out."""
+
+
+class Manifest(Description, Located):
+    """A source of training pairs."""
+
     rows_read: PositiveInt | None = None
     """Expected number of rows in the source itself, as a data set's card counts them."""
     held_out: HeldOut | None = None
     """Concepts that training never sees, and the tasks on them."""
-
-    @property
-    def reader(self) -> Reader | None:
-        """What reads the source's format, where the manifest names it."""
-        return self.source.reader if isinstance(self.source, FilesSource | PackageSource) else None
 
     @model_validator(mode="after")
     def _columns_for_what_is_asked(self) -> Self:
@@ -252,21 +187,40 @@ class Manifest(Description):
         return self
 
 
+class TextManifest(TextDescription, Located):
+    """A source of text for pretraining."""
+
+
 def load_manifest(name: str) -> Manifest:
-    """Read the manifest called ``name``: a path, or a name under ``data_manifests/``."""
-    path, tables = read_manifest(name)
-    if is_text(tables):
+    """Read the manifest of pairs called ``name``: a path, or a name under ``data_manifests/``."""
+    manifest = load_any_manifest(name)
+    if isinstance(manifest, TextManifest):
+        path = find(FOLDER, name)
         raise UserError(f"{path}: describes text for pretraining; what is asked for is pairs")
-    return validated(Manifest, tables, str(path))
+    return manifest
 
 
-def read_manifest(name: str) -> tuple[Path, dict[str, Any]]:
-    """A manifest's file and tables, which have its name."""
+def load_text_manifest(name: str) -> TextManifest:
+    """Read the manifest of text called ``name``: a path, or a name under ``data_manifests/``."""
+    manifest = load_any_manifest(name)
+    if isinstance(manifest, Manifest):
+        raise UserError(
+            f"{name}: describes pairs; what is asked for is text, whose manifest says which "
+            "columns make it: columns.text"
+        )
+    return manifest
+
+
+def load_any_manifest(name: str) -> Manifest | TextManifest:
+    """Read a manifest of pairs or of text."""
     path = find(FOLDER, name, shipped_names, listed_by="embedkit data list")
     tables = read_toml(path)
     if "name" in tables:
         raise UserError(f"{path}: name: take it out, a manifest is called as its file")
-    return path, {**tables, "name": path.stem if name.endswith(".toml") else name}
+    tables["name"] = path.stem if name.endswith(".toml") else name
+    if is_text(tables):
+        return validated(TextManifest, tables, str(path))
+    return validated(Manifest, tables, str(path))
 
 
 def is_text(tables: Mapping[str, Any]) -> bool:
@@ -276,17 +230,22 @@ def is_text(tables: Mapping[str, Any]) -> bool:
 
 
 def shipped_manifests() -> list[str]:
-    """The names of all manifests of pairs that come with embedkit."""
+    """Return the names of all manifests of pairs that come with embedkit."""
     return [name for name, tables in shipped_tables() if not is_text(tables)]
 
 
+def shipped_text_manifests() -> list[str]:
+    """Return the names of all manifests of text that come with embedkit."""
+    return [name for name, tables in shipped_tables() if is_text(tables)]
+
+
 def shipped_names() -> list[str]:
-    """The names of all manifests that come with embedkit."""
+    """Return the names of all manifests that come with embedkit."""
     return [name for name, _ in shipped_tables()]
 
 
 def shipped_tables() -> list[tuple[str, dict[str, Any]]]:
-    """Name and tables of every manifest that comes with embedkit, by name."""
+    """Return name and tables of every manifest that comes with embedkit, by name."""
     folder = shipped(FOLDER)
     found = {
         str(path.relative_to(folder).with_suffix("")): read_toml(path)

@@ -1,4 +1,4 @@
-"""The parts that columns of a row can play in a training pair, by path and by name."""
+"""The parts that columns of a row can play in a pair or a document, by path and by name."""
 
 import re
 from collections.abc import Iterable
@@ -9,11 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 from embedkit.config import Section
 from embedkit.data.manifests.columns import ColumnPath
 
-_NEGATIVES = re.compile(r"negatives|negative(?:_(?P<number>\d+))?")
-
-
-def _path(text: str) -> str:
-    return ColumnPath(text).text
+_NEGATIVES = re.compile(r"negatives|negative(?:_\d+)?")
 
 
 def _tuple(value: Any) -> Any:
@@ -24,8 +20,24 @@ def _tuple(value: Any) -> Any:
 
 _OneOrMore = BeforeValidator(_tuple, json_schema_input_type=str | list[str])
 Names = Annotated[tuple[str, ...], _OneOrMore]
-PathText = Annotated[str, AfterValidator(_path)]
+PathText = Annotated[str, AfterValidator(lambda text: ColumnPath(text).text)]
 PathTexts = Annotated[tuple[PathText, ...], _OneOrMore]
+
+
+class TextColumns(Section):
+    """Which values of a row make its text, as paths: ``a``, ``a.b``, ``a[0]``, ``a[].b``."""
+
+    text: PathTexts = ("text",)
+    """One or several paths to the text. Several texts are joined, each on a line of its own; empty
+    ones are left out."""
+    concept: PathText | None = None
+    """Path to the concept that the row is about. Concepts are held out whole."""
+
+    @model_validator(mode="after")
+    def _some_text(self) -> Self:
+        if not self.text:
+            raise ValueError("text names no column")
+        return self
 
 
 class Columns(Section):
@@ -66,21 +78,19 @@ class Columns(Section):
         return self
 
     def paths(self) -> dict[str, tuple[str, ...]]:
-        """The paths of every part that a column plays."""
-        found = {role: getattr(self, role) for role in type(self).model_fields}
-        return {role: _tuple(paths) for role, paths in found.items() if paths}
+        """Return the paths of every part that a column plays."""
+        return {role: _tuple(paths) for role, paths in self if paths}
 
     def with_recognised(self, names: Iterable[str]) -> Self:
-        """The same columns, and those of ``names`` that are called like a part not named yet."""
+        """Return these columns and those of ``names`` that are called like a part not named yet."""
         names = set(names)
         marks = {"label", "concept", "topic"} & names
-        found: dict[str, Any] = {mark: mark for mark in marks if getattr(self, mark) is None}
-        if not self.negatives:
-            found["negatives"] = tuple(sorted(filter(are_negatives, names), key=_place))
-        has_negatives = self.negatives or found["negatives"]
-        if has_negatives and not self.negative_concepts and "negative_concepts" in names:
-            found["negative_concepts"] = ("negative_concepts",)
-        return self.model_copy(update=found)
+        recognised: dict[str, Any] = {mark: mark for mark in marks if getattr(self, mark) is None}
+        negatives = self.negatives or tuple(sorted(filter(are_negatives, names), key=_order))
+        recognised["negatives"] = negatives
+        if negatives and not self.negative_concepts and "negative_concepts" in names:
+            recognised["negative_concepts"] = ("negative_concepts",)
+        return self.model_copy(update=recognised)
 
 
 def are_negatives(name: str) -> bool:
@@ -88,8 +98,6 @@ def are_negatives(name: str) -> bool:
     return _NEGATIVES.fullmatch(name) is not None
 
 
-def _place(name: str) -> tuple[bool, int]:
-    """The order of ``negatives``, ``negative``, ``negative_1``, ``negative_2``, ``negative_10``."""
-    match = _NEGATIVES.fullmatch(name)
-    number = match["number"] if match else None
-    return name != "negatives", -1 if number is None else int(number)
+def _order(name: str) -> tuple[bool, int]:
+    """Sort ``negatives``, ``negative``, ``negative_1``, ``negative_2``, ``negative_10``."""
+    return name != "negatives", int(name.rpartition("_")[2]) if "_" in name else -1

@@ -169,12 +169,12 @@ class Batches(Dataset[ContrastiveBatch]):
         )
         # A hard negative is of unknown label: only texts that were given one can share it.
         labels = [row.label for row in rows] + [None] * (len(documents) - len(rows))
-        query_limit = records.max_query_tokens or data.max_query_tokens
-        document_limit = records.max_document_tokens or data.max_document_tokens
+        query_limit = records.description.max_query_tokens or data.max_query_tokens
+        document_limit = records.description.max_document_tokens or data.max_document_tokens
         return ContrastiveBatch(
             source=records.name,
             size=size,
-            in_batch_negatives=records.in_batch_negatives,
+            in_batch_negatives=records.description.in_batch_negatives,
             queries=self._tokenize(queries, prompts.query, query_limit),
             documents=self._tokenize(documents, prompts.document, document_limit),
             owners=owners,

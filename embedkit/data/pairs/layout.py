@@ -1,4 +1,4 @@
-"""What the columns of a source are, as its rows turn out to have them: used, ignored or unused."""
+"""Finds which columns of a source's rows are used, ignored or unused."""
 
 import json
 import warnings
@@ -19,7 +19,7 @@ _TELLING = ("neg", "score", "label")
 
 
 @dataclass
-class Layout:
+class ColumnLayout:
     """What is found while a source is read; it is kept beside the rows."""
 
     rows_read: int = 0

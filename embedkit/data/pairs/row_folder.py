@@ -1,4 +1,4 @@
-"""The folder in the cache that has the rows of a source: its key, and how it is filled."""
+"""Fills the folder of the cache that has the rows of a source, and computes its key."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -9,12 +9,10 @@ from embedkit.data import concepts
 from embedkit.data.manifests.manifest import Description, HeldOut, Manifest
 from embedkit.data.pairs import from_rows
 from embedkit.data.pairs.from_rows import Pair
-from embedkit.data.pairs.layout import Layout
+from embedkit.data.pairs.layout import ColumnLayout
 from embedkit.data.pairs.table import TableWriter
-from embedkit.data.sources import open_source
-from embedkit.data.sources.open_source import OpenedSource, RowStream
-from embedkit.errors import DataError
-from embedkit.storage.hashing import sha256_of_json
+from embedkit.data.sources.open_source import OpenedSource
+from embedkit.data.sources.rows import RowStream, errors_named
 
 FORMAT = 1
 """Part of every key: raise it when rows become other pairs, or pairs are written otherwise."""
@@ -28,38 +26,24 @@ def key_of(manifest: Manifest, opened: OpenedSource) -> str:
         include={"columns", "ignore", "filter", "drop_empty", "deduplicate", "same_label"}
     )
     if manifest.columns.score is None:
-        # Sources without scores are called as they were before there were any.
+        # Keys of sources without scores stay as they were before there were scores.
         del making["columns"]["score"]
-    parts = {
-        "making": making,
-        "share": manifest.held_out.share if manifest.held_out else None,
-        "reader": manifest.source.model_dump(mode="json").get("reader"),
-        "source": opened.identity,
-        "formats": [FORMAT, open_source.FORMAT],
-    }
-    return sha256_of_json(parts)[:32]
+    share = manifest.held_out.share if manifest.held_out else None
+    return opened.key(manifest.source, FORMAT, making=making, share=share)
 
 
-def key_of_content(content: str) -> str:
-    """Return the name of the folder for rows that no manifest describes, by the hash of them."""
-    return f"rows-{FORMAT}-{content[:32]}"
-
-
-def write(folder: Path, name: str, parts: Iterable[RowStream], description: Description) -> None:
+def write(folder: Path, name: str, streams: Iterable[RowStream], description: Description) -> None:
     """Fill ``folder`` with one table for each split."""
     held_out = description.held_out if isinstance(description, Manifest) else None
     scored = description.columns.score is not None
-    layout = Layout()
-    try:
-        with ExitStack() as stack:
-            writers = {
-                split: stack.enter_context(TableWriter(table_path(folder, split), scored=scored))
-                for split in splits_of(description)
-            }
-            for pair in from_rows.pairs(parts, description, layout):
-                writers[_side(pair, held_out)].add(pair)
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from None
+    layout = ColumnLayout()
+    with errors_named(name), ExitStack() as stack:
+        writers = {
+            split: stack.enter_context(TableWriter(table_path(folder, split), scored=scored))
+            for split in splits_of(description)
+        }
+        for pair in from_rows.pairs(streams, description, layout):
+            writers[_side(pair, held_out)].add(pair)
     layout.write(folder)
 
 
@@ -75,7 +59,7 @@ def table_path(folder: Path, split: Split) -> Path:
 
 
 def _side(pair: Pair, held_out: HeldOut | None) -> Split:
-    """The split of the pair, which loses the negatives that belong to the other one."""
+    """Return the split of a pair, and drop its negatives that belong to the other one."""
     if held_out is None:
         return "train"
     side = concepts.is_held_out(pair.concept, held_out.share)

@@ -22,7 +22,7 @@ _PARQUET_ROWS = 1024
 
 
 def unit(path: Path) -> str:
-    """What the numbers of ``rows`` count."""
+    """Return what the numbers of ``rows`` count."""
     return "row" if path.suffix == ".parquet" else "line"
 
 
@@ -33,14 +33,25 @@ def rows(path: Path) -> Rows:
             yield from _parquet(path)
         else:
             read = _text_format(path)
-            with _decompressed(path) as stream:
+            with _COMPRESSIONS.get(path.suffix, _plain)(path) as stream:
                 yield from read(_lines(stream))
     except DataError as error:
         raise DataError(f"{path}, {error}") from None
     except _UNREADABLE as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise DataError(
-            f"{path}: unreadable or cut short ({_first_line(error)}): fetch the file again"
+            f"{path}: unreadable or cut short ({reason}): fetch the file again"
         ) from None
+
+
+def renamed(row: Mapping[str, Any], rename: Mapping[str, str], where: str) -> Mapping[str, Any]:
+    """Return a row under its new column names; ``where`` is for the error if it lacks a column."""
+    if absent := rename.keys() - row.keys():
+        raise DataError(
+            f"{where}: no column {min(absent)!r} (there are {', '.join(map(repr, row))}): correct "
+            "rename"
+        )
+    return {rename.get(column, column): value for column, value in row.items()} if rename else row
 
 
 def _text_format(path: Path) -> Callable[[Iterator[tuple[int, str]]], Rows]:
@@ -54,9 +65,8 @@ def _text_format(path: Path) -> Callable[[Iterator[tuple[int, str]]], Rows]:
     return read
 
 
-def _decompressed(path: Path) -> io.BufferedIOBase:
-    decompress = _COMPRESSIONS.get(path.suffix)
-    return decompress(path) if decompress else path.open("rb")
+def _plain(path: Path) -> io.BufferedIOBase:
+    return path.open("rb")
 
 
 def _zstd(path: Path) -> io.BufferedIOBase:
@@ -127,16 +137,9 @@ def _named(header: list[str] | None, values: list[str], number: int) -> Mapping[
 
 
 def _parquet(path: Path) -> Rows:
-    number = 0
     with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
-            for row in batch.to_pylist():
-                number += 1
-                yield number, row
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
+        batches = file.iter_batches(batch_size=_PARQUET_ROWS)
+        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
 
 
 _COMPRESSIONS: Mapping[str, Callable[[Path], io.BufferedIOBase]] = {

@@ -2,21 +2,20 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from embedkit.data.manifests import hub_lock
 from embedkit.data.manifests.hub_lock import reason
-from embedkit.data.manifests.manifest import HubConfig, HubSource
+from embedkit.data.manifests.sources import HubSource
+from embedkit.data.sources.files import renamed
 from embedkit.data.sources.joins import joined
+from embedkit.data.sources.rows import Row
 from embedkit.errors import DataError
 from embedkit.storage.hashing import sha256_of_text
 from embedkit.storage.offline import settle_network
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -56,45 +55,35 @@ def locate(source: HubSource) -> DatasetLocation:
 
 
 def mirror(id_: str) -> Path | None:
-    """The folder under ``$EMBEDKIT_HUB`` that stands for a data set, if there is one."""
-    root = os.environ.get("EMBEDKIT_HUB")
-    if not root:
+    """Return the folder under ``$EMBEDKIT_HUB`` that stands for a data set, if there is one."""
+    named = os.environ.get("EMBEDKIT_HUB")
+    if not named:
         return None
-    if not Path(root).expanduser().is_dir():
-        raise DataError(f"EMBEDKIT_HUB is {root}, which is no folder: correct or unset it")
-    folder = Path(root).expanduser() / id_
-    return folder if folder.is_dir() else None
+    root = Path(named).expanduser()
+    if not root.is_dir():
+        raise DataError(f"EMBEDKIT_HUB is {named}, which is no folder: correct or unset it")
+    return root / id_ if (root / id_).is_dir() else None
 
 
-def parts(
-    source: HubSource, at: DatasetLocation, *, streaming: bool
+def tables(
+    source: HubSource, location: DatasetLocation, *, streaming: bool
 ) -> Iterator[tuple[str, Iterable[Row]]]:
-    """The rows of each configuration, with a name for it.
+    """Yield a name for each configuration, and its rows.
 
     ``streaming`` reads the hub's files as they come, without a copy on disk.
     """
-    for config in source.configs or [None]:
-        name = config.name if config else source.config
-        read = partial(_renamed, config, at, name, source.split, streaming)
-        tables = ((join, _rows(at, join.config, join.split, streaming)) for join in source.joins)
+    open_table = partial(_rows, location, streaming)
+    for config in source.configs or (None,):
+        name, rename = (config.name, config.rename) if config else (source.config, {})
+        read = partial(open_table, name, source.split, rename)
+        joins = ((join, open_table(join.config, join.split, {})) for join in source.joins)
         label = f"{source.id} {config.name}" if config else source.id
-        yield label, joined(read, tables) if source.joins else read()
+        yield label, joined(read, joins) if source.joins else read()
 
 
-def _renamed(
-    config: HubConfig | None, at: DatasetLocation, name: str | None, split: str, streaming: bool
+def _rows(
+    at: DatasetLocation, streaming: bool, config: str | None, split: str, rename: dict[str, str]
 ) -> Iterator[Row]:
-    rename = config.rename if config else {}
-    for row in _rows(at, name, split, streaming):
-        if missing := rename.keys() - row.keys():
-            raise DataError(
-                f"{at.path}: no column {min(missing)!r} (there are "
-                f"{', '.join(map(repr, row))}): correct rename"
-            )
-        yield {rename.get(column, column): value for column, value in row.items()}
-
-
-def _rows(at: DatasetLocation, config: str | None, split: str, streaming: bool) -> Iterator[Row]:
     import datasets
 
     # Of a folder that has changed, a copy that datasets made earlier may be taken for the new.
@@ -102,16 +91,16 @@ def _rows(at: DatasetLocation, config: str | None, split: str, streaming: bool) 
     if at.revision:
         settle_network()
     try:
-        found = datasets.load_dataset(
+        table = datasets.load_dataset(
             at.path, config, split=split, revision=at.revision, streaming=streaming
         )
     # The hub's client raises errors of half a dozen libraries.
     except Exception as error:
         raise DataError(_refusal(at, error)) from None
     if at.revision and not streaming:
-        check_revision(at, found.info.download_checksums or {})
-    for batch in found.with_format("arrow").iter(1024):
-        yield from batch.to_pylist()
+        check_revision(at, table.info.download_checksums or {})
+    for batch in table.with_format("arrow").iter(1024):
+        yield from (renamed(row, rename, at.path) for row in batch.to_pylist())
 
 
 def _refusal(at: DatasetLocation, error: Exception) -> str:
@@ -135,7 +124,7 @@ def check_revision(at: DatasetLocation, urls: Iterable[str]) -> None:
 
 
 def state(folder: Path) -> str:
-    """Changes with the name, size or time of change of any file in a folder."""
+    """Return a hash that changes with the name, size or time of change of any file in a folder."""
     listing = [
         f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}"
         for path in sorted(folder.rglob("*"))

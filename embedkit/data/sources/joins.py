@@ -2,17 +2,16 @@
 
 import pickle
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from embedkit.data.manifests.columns import ColumnPath
-from embedkit.data.manifests.manifest import HubJoin
-from embedkit.errors import DataError
+from embedkit.data.manifests.sources import HubJoin
+from embedkit.data.sources.rows import Row, errors_named
 from embedkit.storage import cache
 
-Rows = Iterable[Mapping[str, Any]]
+Rows = Iterable[Row]
 
 
 def joined(rows: Callable[[], Rows], tables: Iterable[tuple[HubJoin, Rows]]) -> Iterator[Any]:
@@ -22,43 +21,38 @@ def joined(rows: Callable[[], Rows], tables: Iterable[tuple[HubJoin, Rows]]) -> 
     file. An id that a table does not have becomes ``None``, and of rows with one id the first
     counts.
     """
-    with cache.scratch("joins") as folder, closing(_database(folder)) as database:
+    with (
+        cache.scratch("joins") as folder,
+        closing(sqlite3.connect(folder / "rows.sqlite")) as database,
+    ):
+        database.execute("pragma journal_mode = off")
         lookups = [
-            (join.column, _gathered(database, number, join, rows(), table))
+            (join.column, _lookup(database, number, join, rows(), table))
             for number, (join, table) in enumerate(tables)
         ]
         for row in rows():
             yield {**row, **{column: find(row[column]) for column, find in lookups}}
 
 
-def _database(folder: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(folder / "rows.sqlite")
-    database.execute("pragma journal_mode = off")
-    return database
-
-
-def _gathered(
+def _lookup(
     database: sqlite3.Connection, number: int, join: HubJoin, rows: Rows, table: Rows
 ) -> Callable[[Any], Any]:
-    """Store the rows of ``table`` that ``rows`` name; a function from an id to its row."""
-    # Pickled: rows of parquet may hold what JSON knows nothing of. Ids are text, since one side
-    # may have numbers where the other has their digits.
+    """Store the rows of ``table`` that ``rows`` name; return a function from an id to its row."""
+    # Rows are pickled, since those of parquet may hold what JSON cannot express. Ids are text,
+    # since one side may have numbers where the other has their digits.
     database.execute(f"create table found{number} (id text primary key, row blob)")
-    ids = ColumnPath(join.column)
+    ids, keys = ColumnPath(join.column), ColumnPath(join.key)
     database.executemany(
         f"insert or ignore into found{number} (id) values (?)", ((ids(row),) for row in rows)
     )
-    key = ColumnPath(join.key)
-    try:
+    with errors_named(join.config):
         database.executemany(
             f"update found{number} set row = ? where id = ? and row is null",
-            ((pickle.dumps(row), key(row)) for row in table),
+            ((pickle.dumps(row), keys(row)) for row in table),
         )
-    except DataError as error:
-        raise DataError(f"{join.config}: {error}") from None
 
     def find(id_: Any) -> Any:
-        found = database.execute(f"select row from found{number} where id = ?", (id_,)).fetchone()
-        return pickle.loads(found[0]) if found and found[0] is not None else None
+        match = database.execute(f"select row from found{number} where id = ?", (id_,)).fetchone()
+        return pickle.loads(match[0]) if match and match[0] is not None else None
 
     return find

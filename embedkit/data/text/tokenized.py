@@ -1,7 +1,6 @@
-"""Tokenizes texts once: what pretraining reads instead of them."""
+"""Tokenizes texts once: pretraining reads their token ids instead of them."""
 
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -11,9 +10,9 @@ import numpy as np
 from rich.progress import SpinnerColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
-from embedkit.data.sources import open_source
 from embedkit.data.sources.open_source import OpenedSource
-from embedkit.data.text.documents import Document, is_held_out
+from embedkit.data.sources.streams import blocks_of
+from embedkit.data.text.documents import is_held_out
 from embedkit.data.text.texts import Texts
 from embedkit.data.text.token_store import Split, StoreWriter, TokenStore
 from embedkit.distributed.progress import progress_bar
@@ -50,17 +49,22 @@ def prepare(texts: Texts, tokenizer: PreTrainedTokenizerBase) -> Tokenized:
         UserError: the tokenizer is written in Python.
     """
     opened = texts.open()
+    identity = _identity(tokenizer)
+    making = texts.description.model_dump(
+        include={"columns", "filter", "drop_empty", "deduplicate", "held_out"}
+    )
+    key = opened.key(texts.source, FORMAT, making=making, tokenizer=identity)
     build = partial(_tokenize, texts=texts, opened=opened, tokenizer=tokenizer)
-    folder = cache.built("tokens", _key(texts, opened, tokenizer), build, resumable=True)
+    folder = cache.built("tokens", key, build, resumable=True)
     facts = json.loads((folder / "source.json").read_text())
-    texts.expect(facts["documents"], opened)
+    opened.expect(texts.name, "documents", facts["documents"], texts.rows)
     stores = {split: TokenStore(folder, split) for split in _splits(texts)}
     contents = [store.content for store in stores.values()]
     return Tokenized(
         texts.name,
         stores["train"],
         stores.get("held_out"),
-        sha256_of_json([*contents, _identity(tokenizer)]),
+        sha256_of_json([*contents, identity]),
         texts.description.license,
     )
 
@@ -76,56 +80,29 @@ def _tokenize(
     columns = (SpinnerColumn(), "tokenizing {task.description}", TimeElapsedColumn())
     with progress_bar(*columns) as progress:
         task = progress.add_task("")
-        for batch in _batches(rest):
+        for block in blocks_of(rest, lambda document: len(document.text), _CHARACTERS):
             encoded = backend.encode_batch_fast(
-                [document.text for document in batch], add_special_tokens=False
+                [document.text for document in block], add_special_tokens=False
             )
-            for document, encoding in zip(batch, encoded, strict=True):
+            for document, encoding in zip(block, encoded, strict=True):
                 ids = encoding.ids
                 tokens += len(ids)
                 split: Split = "held_out" if is_held_out(document, texts.description) else "train"
                 writer.add(split, ids)
-            read += len(batch)
-            said = f"{texts.name}: {read:,} documents, {tokens / 1e6:,.1f} M tokens"
-            progress.update(task, description=said)
+            read += len(block)
+            description = f"{texts.name}: {read:,} documents, {tokens / 1e6:,.1f} M tokens"
+            progress.update(task, description=description)
     writer.finish()
     (folder / "source.json").write_text(json.dumps({"name": texts.name, "documents": read}))
-
-
-def _batches(found: Iterable[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    size = 0
-    for document in found:
-        batch.append(document)
-        size += len(document.text)
-        if size >= _CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _splits(texts: Texts) -> tuple[Split, ...]:
     return ("train", "held_out") if texts.description.held_out else ("train",)
 
 
-def _key(texts: Texts, opened: OpenedSource, tokenizer: PreTrainedTokenizerBase) -> str:
-    making = texts.description.model_dump(
-        include={"columns", "filter", "drop_empty", "deduplicate", "held_out"}
-    )
-    parts = {
-        "making": making,
-        "reader": texts.source.model_dump(mode="json").get("reader"),
-        "source": opened.identity,
-        "formats": [FORMAT, open_source.FORMAT],
-        "tokenizer": _identity(tokenizer),
-    }
-    return sha256_of_json(parts)[:32]
-
-
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of all that decides which ids a text gets, and which of them are special.
+    """Return a hash of all that decides which ids a text gets, and which of them are special.
 
-    Truncation too: a store has a text as the tokenizer itself would cut it.
+    It covers truncation, since a store has a text as the tokenizer itself would truncate it.
     """
     return sha256_of_json([backend_of(tokenizer).to_str(), sorted(set(tokenizer.all_special_ids))])

@@ -12,7 +12,8 @@ from embedkit_cli.app import main
 
 from embedkit.config import read_toml
 from embedkit.data.manifests import hub_lock
-from embedkit.data.manifests.manifest import HubSource, load_manifest, shipped_tables
+from embedkit.data.manifests.manifest import load_manifest, shipped_tables
+from embedkit.data.manifests.sources import HubSource
 from embedkit.data.sources.hub import locate
 from embedkit.errors import DataError, UserError
 
@@ -78,7 +79,7 @@ def test_without_a_pin_the_newest_is_read_and_a_line_says_so(hub: str) -> None:
     code = """
 import warnings
 from embedkit.data.sources.hub import locate
-from embedkit.data.manifests.manifest import HubSource
+from embedkit.data.manifests.sources import HubSource
 with warnings.catch_warnings(record=True) as caught:
     print(locate(HubSource(kind="hub", id="org/a")).revision)
 print(caught[0].message)

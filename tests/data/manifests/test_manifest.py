@@ -6,9 +6,14 @@ from embedkit_cli.data import app
 from typer.testing import CliRunner
 
 from embedkit.data.manifests.columns import ColumnPath, RowFilter
-from embedkit.data.manifests.manifest import HubSource, Manifest, load_manifest, shipped_manifests
+from embedkit.data.manifests.manifest import (
+    Manifest,
+    load_manifest,
+    shipped_manifests,
+    shipped_text_manifests,
+)
 from embedkit.data.manifests.roles import Columns
-from embedkit.data.manifests.text_manifest import shipped_text_manifests
+from embedkit.data.manifests.sources import HubSource
 from embedkit.errors import DataError, UserError
 
 FILES = 'source = { kind = "files", files = [{ path = "pairs.jsonl" }] }\n'

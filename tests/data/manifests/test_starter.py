@@ -10,8 +10,12 @@ from embedkit_cli.data import app
 from typer.testing import CliRunner
 
 from embedkit.data.concepts import is_held_out
-from embedkit.data.manifests.manifest import Manifest, load_manifest, shipped_manifests
-from embedkit.data.manifests.text_manifest import load_text_manifest
+from embedkit.data.manifests.manifest import (
+    Manifest,
+    load_manifest,
+    load_text_manifest,
+    shipped_manifests,
+)
 from embedkit.data.pairs.held_out import write_tasks
 from embedkit.data.pairs.records import open_manifest
 from embedkit.data.text.documents import is_held_out as is_held_out_document

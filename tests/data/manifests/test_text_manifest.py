@@ -2,11 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from embedkit.data.manifests.manifest import Manifest, load_manifest, shipped_manifests
-from embedkit.data.manifests.text_manifest import (
+from embedkit.data.manifests.manifest import (
+    Manifest,
     TextManifest,
     load_any_manifest,
+    load_manifest,
     load_text_manifest,
+    shipped_manifests,
     shipped_text_manifests,
 )
 from embedkit.errors import UserError

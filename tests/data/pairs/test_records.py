@@ -13,7 +13,7 @@ import pytest
 
 from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.pairs.records import Record, Records, open_manifest
-from embedkit.data.sources import distinct
+from embedkit.data.sources import streams
 from embedkit.errors import DataError, UserError
 from embedkit.storage import cache
 
@@ -75,7 +75,8 @@ def test_columns_prompts_and_task_are_given_by_keyword() -> None:
     )
     assert records[0] == Record("a", "c")
     assert (records.prompts.query, records.prompts.document) == ("ask: ", "")
-    assert (records.task, records.batch_size, records.name) == ("question_answering", 8, "rows")
+    assert records.description.task == "question_answering"
+    assert (records.batch_size, records.name) == (8, "rows")
 
 
 def test_without_columns_each_row_may_have_its_own() -> None:
@@ -154,7 +155,7 @@ def test_empty_rows_are_dropped_on_demand_and_filtered_rows_are_not_looked_at() 
 
 
 def test_the_first_of_equal_pairs_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distinct, "_AT_ONCE", 3)
+    monkeypatch.setattr(streams, "_AT_ONCE", 3)
     numbers = [3, 1, 1, 4, 3, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
     rows = [{"query": f"q{n}", "positive": "p", "label": place} for place, n in enumerate(numbers)]
     records = Records.from_rows(rows, deduplicate=True)

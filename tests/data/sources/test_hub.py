@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from support.hub_sets import FIXTURES, write_data_set
 
-from embedkit.data.manifests.manifest import HubSource, Manifest, SameLabel, load_manifest
+from embedkit.data.manifests.manifest import Manifest, SameLabel, load_manifest
+from embedkit.data.manifests.sources import HubSource
 from embedkit.data.pairs.records import Record, Records, open_manifest
 from embedkit.errors import DataError
 from embedkit.storage import cache

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from datetime import date
 from typing import Any
 
-from embedkit.data.manifests.manifest import HubJoin
+from embedkit.data.manifests.sources import HubJoin
 from embedkit.data.sources.joins import joined
 
 JOIN = HubJoin(column="answer", config="corpus", split="train")

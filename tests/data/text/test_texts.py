@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
 from embedkit.data.text.documents import is_held_out
@@ -41,9 +42,10 @@ def test_rows_a_file_and_a_dataset_give_the_same_documents(tmp_path: Path) -> No
         Texts.from_file(write_jsonl(tmp_path / "rows.jsonl", rows)),
         Texts.from_dataset(datasets.Dataset.from_list(rows)),
         Texts.from_dataset(datasets.Dataset.from_list(rows).to_iterable_dataset()),
+        Texts.from_pandas(pd.DataFrame(rows)),
     ]
-    assert [texts_in(each) for each in made] == [["one", "two"]] * 4
-    assert [each.name for each in made] == ["texts", "rows", "dataset", "dataset"]
+    assert [texts_in(each) for each in made] == [["one", "two"]] * 5
+    assert [each.name for each in made] == ["texts", "rows", "dataset", "dataset", "frame"]
 
 
 def test_texts_may_be_read_twice() -> None:

@@ -21,7 +21,7 @@ _RANGE = re.compile(r"([^{}]*)\{(\d+)\.\.(\d+)\}([^{}]*)")
 
 
 def _names(pattern: str) -> list[str]:
-    """The names that a pattern stands for: ``a-{08..10}.gz`` for three, or the name itself."""
+    """Return the names that a pattern such as ``a-{08..10}.gz`` stands for, or the name itself."""
     match = _RANGE.fullmatch(pattern)
     if match is None:
         if "{" in pattern or "}" in pattern:
@@ -57,39 +57,34 @@ class ShardsSource(Shards):
 
 
 def read(folder: Path, shards: Shards) -> list[tuple[str, files.Rows]]:
-    """The name and the rows of each shard; rows are read when they are walked.
+    """Return the name and the rows of each shard; rows are read when they are walked.
 
     Raises:
         DataError: a shard is missing, unreadable, or has not as many rows as ``counts.json`` says.
     """
     counts = _counts(folder)
-    found = {name: counts[name] for name in _names(shards.files) if counts.get(name)}
-    if not found:
+    names = [name for name in _names(shards.files) if counts.get(name)]
+    if not names:
         raise DataError(f"{folder / COUNTS}: lists no rows of {shards.files}: correct files")
-    if missing := [name for name in found if not (folder / name).is_file()]:
+    if missing := [name for name in names if not (folder / name).is_file()]:
         raise DataError(
-            f"{folder / missing[0]}: no such file, and {COUNTS} lists {found[missing[0]]} rows "
-            f"of it ({len(missing)} of {len(found)} shards are missing): fetch it"
+            f"{folder / missing[0]}: no such file, and {COUNTS} lists {counts[missing[0]]} rows "
+            f"of it ({len(missing)} of {len(names)} shards are missing): fetch it"
         )
-    return [(name, _rows(folder / name, rows, shards.rename)) for name, rows in found.items()]
+    return [(name, _rows(folder / name, counts[name], shards.rename)) for name in names]
 
 
 def _rows(path: Path, expected: int, rename: dict[str, str]) -> files.Rows:
     seen = 0
     for number, row in files.rows(path):
-        if absent := rename.keys() - row.keys():
-            raise DataError(
-                f"{path}, line {number}: no column {min(absent)!r} (there are "
-                f"{', '.join(map(repr, row))}): correct rename"
-            )
         seen += 1
-        yield number, {rename.get(column, column): value for column, value in row.items()}
+        yield number, files.renamed(row, rename, f"{path}, line {number}")
     if seen != expected:
         raise DataError(f"{path}: {seen} rows, where {COUNTS} says {expected}: fetch both again")
 
 
 def _counts(folder: Path) -> dict[str, int]:
-    """Rows of each shard, by its name alone: its place in the bucket is written in several ways."""
+    """Return the rows of each shard by its name; folders in the bucket are written several ways."""
     path = folder / COUNTS
     try:
         counts: Any = json.loads(path.read_text(encoding="utf-8"))
