@@ -198,7 +198,7 @@ def _limits(mixture: Mixture) -> dict[str, int]:
     """The lengths of texts that sources set themselves."""
     sides = ("max_query_tokens", "max_document_tokens")
     return {
-        f"{each.name}: {side}": getattr(each, side) or 0
+        f"{each.name}: {side}": getattr(each.description, side) or 0
         for each in mixture.records
         for side in sides
     }
