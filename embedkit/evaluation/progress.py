@@ -1,4 +1,4 @@
-"""What an evaluation shows while it runs: its own bar, and not those of the libraries below."""
+"""Shows the progress of an evaluation, and silences the libraries that it calls."""
 
 import logging
 import warnings
@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from embedkit.distributed.progress import progress_bar
 
 
-def progress_of(console: Console | None, total: int) -> Progress:
-    """Return a bar with one task, of ``total`` steps, on standard error by default.
+def progress_of(total: int, console: Console | None = None) -> Progress:
+    """Return a bar of ``total`` steps, on standard error by default.
 
-    Where that is no terminal nothing is drawn, and lines printed to its console come out at once.
+    A console that is no terminal shows no bar, only the lines that are printed to it.
     """
     console = console or Console(stderr=True)
     columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), "{task.description}")
@@ -26,7 +26,7 @@ def progress_of(console: Console | None, total: int) -> Progress:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Silence remarks of mteb and scikit-learn, and the bars of data sets, while mteb runs."""
+    """Silence mteb and scikit-learn, and the progress bars of ``datasets``, while mteb runs."""
     logger, shown = logging.getLogger("mteb"), datasets.is_progress_bar_enabled()
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -34,10 +34,15 @@ def quiet_libraries() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="mteb")
-            # Of precision where a label is never guessed, which is no main score.
+            # A label that is never predicted has no precision, which is no main score.
             warnings.filterwarnings("ignore", module=r"sklearn\.metrics")
             yield
     finally:
         logger.setLevel(level)
         if shown:
             datasets.enable_progress_bars()
+
+
+def print_line(console: Console, line: str) -> None:
+    """Print a line as it is: without markup, colours or breaks."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,15 +1,15 @@
-"""What an evaluation would encode, and how long that takes here, before any of it is done."""
+"""Counts the texts that an evaluation would encode, and measures how long that takes here."""
 
+import heapq
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
 from mteb.abstasks.abstask import AbsTask
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 
 from embedkit.errors import DataError
@@ -26,12 +26,12 @@ from embedkit.tokens.tokenizer import Tokenize
 from embedkit.training.flops import wait
 
 _SAMPLE = 128
-"""Texts of each side of a task that are tokenized."""
+"""Number of texts of each side of a task that are tokenized."""
 _BATCH = 64
 _SECONDS = 5.0
-"""Of encoding, to measure by: a part of the samples, or all of them again and again."""
+"""How long samples are encoded, over and over if need be, to measure the speed."""
 _CHARACTERS = 4.2
-"""Of a token, where there is no text to tokenize: the mean of English text under WordPiece."""
+"""Mean number of characters of a token of English text under WordPiece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +42,25 @@ class TaskEstimate:
     texts: int
     unique: int
     new: int
-    """Of the unique ones, those that no earlier task has under the same prompt."""
+    """Number of unique texts that no earlier task has under the same prompt."""
     tokens: int
-    """Of the new ones, with prompts and cut to the model's length, from a tokenized sample."""
+    """Number of tokens of the new texts with their prompts, as the model truncates them, estimated
+    from a tokenized sample."""
     read: bool
-    """Whether the texts were read; else the counts are mteb's, and tokens from characters."""
+    """Whether the texts were read; otherwise mteb publishes the counts, characters among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What all tasks would encode with an empty cache, and the speed that was measured."""
+    """What all tasks would encode with an empty cache, and the measured speed."""
 
     model: str
     tasks: Sequence[TaskEstimate]
     unknown: Mapping[str, str]
-    """Why there is no estimate of a task."""
+    """Reason why a task has no estimate, by its name."""
     tokens_per_second: float
     context_documents: int | None = None
-    """How many a contextual model reads before each task; not counted."""
+    """Number of documents that a contextual model reads before each task; they are not counted."""
 
     @property
     def seconds(self) -> float:
@@ -70,18 +71,16 @@ class Estimate:
         table.add_column("task")
         for column in ("texts", "unique", "to encode", "tokens", "time"):
             table.add_column(column, justify="right")
-        for each in self.tasks:
-            table.add_row(each.name + ("" if each.read else " *"), *self._cells([each]))
+        for task in self.tasks:
+            table.add_row(task.name + ("" if task.read else " *"), *self._cells([task]))
         table.add_section()
         table.add_row("all", *self._cells(self.tasks))
         return table
 
     def text(self) -> str:
-        """The table, and what its numbers are."""
-        lines = [as_text(self.table(), width=120).rstrip()]
-        lines.append(
-            f"tokens: from a sample of at most {_SAMPLE} texts a side; time: encoding alone"
-        )
+        """Return the table, followed by what its numbers stand for."""
+        source = f"tokens: from a sample of at most {_SAMPLE} texts a side; time: encoding alone"
+        lines = [as_text(self.table(), width=120).rstrip(), source]
         if not all(task.read for task in self.tasks):
             lines.append("*: counts published by mteb, tokens from characters; nothing was read")
         if self.context_documents is not None:
@@ -90,10 +89,8 @@ class Estimate:
         return "\n".join(lines) + "\n"
 
     def _cells(self, tasks: Sequence[TaskEstimate]) -> list[str]:
-        counts = [
-            sum(getattr(task, key) for task in tasks)
-            for key in ("texts", "unique", "new", "tokens")
-        ]
+        columns = ("texts", "unique", "new", "tokens")
+        counts = [sum(getattr(task, column) for task in tasks) for column in columns]
         return [*(f"{count:,}" for count in counts), _duration(counts[-1] / self.tokens_per_second)]
 
 
@@ -104,27 +101,24 @@ def estimate(
     instructions: Mapping[str, str],
     data_dir: Path | None = None,
     context_documents: int | None = None,
-    console: Console | None = None,
 ) -> Estimate:
     """Count what tasks would encode, and measure how fast the model encodes it. Scores nothing.
 
-    The texts of task folders and of a mirror are read. Of the hub's tasks the counts that mteb
-    publishes are taken, so that nothing is fetched.
+    The texts of task folders and of a mirror are read. For tasks of the hub, the counts that mteb
+    publishes are used, so that nothing is downloaded.
 
     Args:
-        model: The model, on its device.
-        tasks: What ``select_tasks`` gives.
-        instructions: Prefixes by the exact names of mteb's tasks, as in ``evaluate``.
-        data_dir: Where mteb's tasks read instead of the hub: see ``with_local_data``.
-        context_documents: Of each context of a contextual model, for the record.
-        console: Where progress is shown; standard error by default.
+        model: model on the device where it would encode.
+        tasks: tasks from ``select_tasks``.
+        instructions: prefixes by the exact names of mteb's tasks, as in ``evaluate``.
+        data_dir: folder that mteb's tasks read instead of the hub: see ``with_local_data``.
+        context_documents: size of each context of a contextual model, for the record.
     """
-    counting = _Counting(model)
+    counter = _Counter(model)
     parts = [part for task in tasks for part in leaves(task)]
-    found: list[TaskEstimate] = []
+    estimates: list[TaskEstimate] = []
     unknown: dict[str, str] = {}
-    contextual = isinstance(model, Contextual)
-    with quiet_libraries(), progress_of(console, len(parts)) as progress:
+    with quiet_libraries(), progress_of(len(parts)) as progress:
         for part in parts:
             name = part.metadata.name
             progress.update(progress.task_ids[0], description=name)
@@ -133,39 +127,39 @@ def estimate(
                 model.prompts,
                 instructions,
                 default=model.default_prompt_name,
-                contextual=contextual,
+                contextual=isinstance(model, Contextual),
             ).by_side
             try:
                 local = with_local_data(part, data_dir)
-                known = local.data_loaded or local is not part
-                found.append((counting.read if known else counting.published)(local, prompts))
+                readable = local.data_loaded or local is not part
+                count = counter.read if readable else counter.published
+                estimates.append(count(local, prompts))
             except DataError as error:
                 unknown[name] = str(error)
             progress.advance(progress.task_ids[0])
-        speed = counting.tokens_per_second()
-    return Estimate(model.name, found, unknown, speed, context_documents)
+        speed = counter.tokens_per_second()
+    return Estimate(model.name, estimates, unknown, speed, context_documents)
 
 
 @dataclass
 class _Side:
-    """The texts of one task behind one prompt."""
+    """The texts of one task after one prompt."""
 
     texts: int = 0
     keys: list[NDArray[np.uint64]] = field(default_factory=list)
     sample: dict[int, str] = field(default_factory=dict)
-    """The texts of the lowest keys, which are a random choice of the distinct ones."""
+    """Texts of the smallest hashes, which are a random choice of the distinct ones."""
 
     def add(self, texts: list[str]) -> None:
         keys = keys_of(texts)[:, 0]
         self.texts += len(texts)
         self.keys.append(np.unique(keys))
-        lowest = np.argsort(keys)[: 4 * _SAMPLE].tolist()
-        self.sample |= {int(keys[row]): texts[row] for row in lowest}
-        self.sample = dict(sorted(self.sample.items())[:_SAMPLE])
+        known = self.sample | dict(zip(keys.tolist(), texts, strict=True))
+        self.sample = dict(heapq.nsmallest(_SAMPLE, known.items()))
 
 
-class _Counting:
-    """Counts tasks one after the other, and remembers what was there before."""
+class _Counter:
+    """Counts the texts of one task after the other, and recalls those of earlier tasks."""
 
     def __init__(self, model: EmbeddingModel) -> None:
         self._model, self._tokenize = model, Tokenize(model.tokenizer)
@@ -174,71 +168,60 @@ class _Counting:
 
     def read(self, task: AbsTask, prompts: Mapping[str, str]) -> TaskEstimate:
         sides: dict[str, _Side] = {}
-        for side, texts in texts_of(task):
-            sides.setdefault(prompts[side], _Side()).add(texts)
+        for name, texts in texts_of(task):
+            sides.setdefault(prompts[name], _Side()).add(texts)
         unique = new = tokens = 0
-        for prompt, each in sides.items():
-            keys = np.unique(np.concatenate(each.keys))
-            fresh = self._not_seen(prompt, keys)
-            sample = list(each.sample.values())
-            unique, new = unique + len(keys), new + len(fresh)
-            tokens += round(len(fresh) * self._tokens(prompt, sample) / len(sample))
+        for prompt, side in sides.items():
+            keys = np.unique(np.concatenate(side.keys))
+            unique += len(keys)
+            seen = self._seen.setdefault(prompt, [])
+            for earlier in seen:
+                keys = np.setdiff1d(keys, earlier, assume_unique=True)
+            seen.append(keys)
+            new += len(keys)
+            sample = list(side.sample.values())
+            tokens += round(len(keys) * self._tokens(prompt, sample) / len(sample))
             self._samples.append((prompt, sample))
-        count = sum(each.texts for each in sides.values())
+        count = sum(side.texts for side in sides.values())
         return TaskEstimate(task.metadata.name, count, unique, new, tokens, read=True)
-
-    def _not_seen(self, prompt: str, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Those of ``keys`` that no earlier task has, which from now on it has."""
-        before = self._seen.setdefault(prompt, [])
-        for each in before:
-            keys = np.setdiff1d(keys, each, assume_unique=True)
-        before.append(keys)
-        return keys
 
     def published(self, task: AbsTask, prompts: Mapping[str, str]) -> TaskEstimate:
         texts = unique = tokens = 0
-        for each in published(task):
-            prompt = prompts[each.side]
-            own = self._tokens(prompt, [""]) + each.characters / _CHARACTERS
-            texts, unique = texts + each.texts, unique + each.unique
-            tokens += round(each.unique * min(own, self._model.max_tokens))
-            self._samples.append((prompt, [_prose(round(each.characters))]))
+        for statistics in published(task):
+            prompt = prompts[statistics.side]
+            length = self._tokens(prompt, [""]) + statistics.characters / _CHARACTERS
+            texts, unique = texts + statistics.texts, unique + statistics.unique
+            tokens += round(statistics.unique * min(length, self._model.max_tokens))
+            self._samples.append((prompt, [_prose(round(statistics.characters))]))
         return TaskEstimate(task.metadata.name, texts, unique, unique, tokens, read=False)
 
     def tokens_per_second(self) -> float:
-        """Encode samples for some seconds."""
-        encode = self._encoder()
+        """Encode samples of all tasks in turn for some seconds."""
+        model, context = self._model, self._model.frozen
+        if isinstance(model, Contextual) and context is None:
+            # A context fills all slots, and its contents do not change the speed.
+            documents = [] if model.config.null_vector else [_prose(99)] * model.config.num_context
+            context = model.build_context(documents)
         tokens, spent = 0, 0.0
-        for warm, (prompt, texts) in enumerate(cycle(self._batches())):
-            wait(self._model.device)
+        for number, (prompt, texts) in enumerate(self._batches()):
+            wait(model.device)
             began = time.perf_counter()
-            encode(texts, prompt)
+            model.encode(texts, prompt=prompt, context=context)
             seconds = time.perf_counter() - began
-            if not warm:
-                continue  # The first one pays for what is made once.
+            if number == 0:
+                continue  # The first call allocates memory and compiles kernels.
             tokens, spent = tokens + self._tokens(prompt, texts), spent + seconds
             if spent > _SECONDS:
                 break
         return tokens / spent
 
-    def _encoder(self) -> Callable[[list[str], str], object]:
-        model, context = self._model, self._model.frozen
-        if isinstance(model, Contextual) and context is None:
-            # All slots are read, whatever is in them.
-            documents = [] if model.config.null_vector else [_prose(99)] * model.config.num_context
-            context = model.build_context(documents)
-        return lambda texts, prompt: model.encode(texts, prompt=prompt, context=context)
-
-    def _batches(self) -> list[tuple[str, list[str]]]:
-        """Samples of tasks in turn, each batch long enough to fill a forward."""
-        return [(prompt, list(_cycled(texts, _BATCH))) for prompt, texts in self._samples]
+    def _batches(self) -> Iterator[tuple[str, list[str]]]:
+        """Repeat the samples without end, each as often as fills a batch."""
+        batches = [(prompt, [*islice(cycle(texts), _BATCH)]) for prompt, texts in self._samples]
+        return cycle(batches)
 
     def _tokens(self, prompt: str, texts: Sequence[str]) -> int:
         return self._tokenize(texts, prompt, self._model.max_tokens).num_tokens
-
-
-def _cycled(texts: Sequence[str], count: int) -> Iterator[str]:
-    return (text for text, _ in zip(cycle(texts), range(count), strict=False))
 
 
 def _prose(characters: int) -> str:

@@ -1,4 +1,4 @@
-"""Which texts an mteb task has encoded: read from its data, or as mteb has counted them."""
+"""Reads which texts an mteb task encodes, from its data or from the counts that mteb publishes."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,24 +18,27 @@ from mteb.abstasks.text.summarization import AbsTaskSummarization
 from embedkit.errors import DataError
 
 _CHUNK = 50_000
-"""Texts in memory at a time."""
+"""Number of texts in memory at a time."""
+
+Table = tuple[str, Dataset, tuple[str, ...]]
+"""A side (query, document or text), rows, and their columns; a text joins all columns of a row."""
 
 
 @dataclass(frozen=True)
 class TextStatistics:
-    """What mteb publishes of the texts of one side of a task."""
+    """Statistics that mteb publishes of the texts of one side of a task."""
 
     side: str
     texts: int
     unique: int
     characters: float
-    """Of a text, on average."""
+    """Mean number of characters of a text."""
 
 
 def texts_of(task: AbsTask) -> Iterator[tuple[str, list[str]]]:
-    """The texts of a task piece by piece, each with its side: query or document, or text.
+    """Yield lists of the texts that a task encodes, each with its side: query, document or text.
 
-    Of a classification's training texts it gives as many as are drawn at most.
+    Of a classification's training texts at most as many are given as the task draws.
 
     Raises:
         DataError: the task's type is none of MTEB(eng, v1), so that its texts are not known.
@@ -46,15 +49,17 @@ def texts_of(task: AbsTask) -> Iterator[tuple[str, list[str]]]:
         for subset in task.hf_subsets:
             for split in task.eval_splits:
                 for side, rows, columns in tables_of(task, subset, split):
-                    for texts in _pieces(rows, columns):
-                        yield side, texts
+                    present = [column for column in columns if column in rows.column_names]
+                    for batch in rows.select_columns(present).iter(batch_size=_CHUNK):
+                        cells = zip(*(batch[column] for column in present), strict=True)
+                        yield side, [text for row in cells for text in cell_texts(row, columns)]
     finally:
         if not loaded:
             task.unload_data()
 
 
 def published(task: AbsTask) -> list[TextStatistics]:
-    """What mteb publishes of a task's texts, so that its data need not be fetched to count them.
+    """Return mteb's own statistics of a task's texts, which need no data.
 
     Raises:
         DataError: mteb publishes nothing of this task.
@@ -62,13 +67,14 @@ def published(task: AbsTask) -> list[TextStatistics]:
     known: Any = task.metadata.descriptive_stats
     if not known:
         raise DataError(f"{task.metadata.name}: mteb publishes no statistics of its texts")
-    found: list[TextStatistics] = []
-    for split in task.eval_splits:
-        for subset in task.hf_subsets:
-            whole = known[split]
-            stats = whole.get("hf_subset_descriptive_stats", {}).get(subset, whole)
-            found += _published(task, stats)
-    return found
+    return [
+        statistics
+        for split in task.eval_splits
+        for subset in task.hf_subsets
+        for statistics in _published(
+            task, known[split].get("hf_subset_descriptive_stats", {}).get(subset, known[split])
+        )
+    ]
 
 
 def _published(task: AbsTask, stats: dict[str, Any]) -> Iterator[TextStatistics]:
@@ -86,63 +92,59 @@ def _published(task: AbsTask, stats: dict[str, Any]) -> Iterator[TextStatistics]
             yield TextStatistics(side, drawn, drawn, mean)
 
 
-def tables_of(
-    task: AbsTask, subset: str, split: str
-) -> Iterator[tuple[str, Dataset, tuple[str, ...]]]:
-    """The tables that a task encodes, with their sides; columns of one tuple are joined."""
+def tables_of(task: AbsTask, subset: str, split: str) -> Iterator[Table]:
+    """Yield the tables of a loaded task that it encodes.
+
+    Raises:
+        DataError: the task's type is none of MTEB(eng, v1), so that its texts are not known.
+    """
     if isinstance(task, AbsTaskRetrieval):
         task.convert_v1_dataset_format_to_v2(num_proc=None)
         data = task.dataset[subset][split]
-        judged = [
-            number
-            for number, id_ in enumerate(data["queries"]["id"])
-            if id_ in data["relevant_docs"]
-        ]
+        ids = enumerate(data["queries"]["id"])
+        judged = [row for row, id_ in ids if id_ in data["relevant_docs"]]
         yield "query", data["queries"].select(judged), ("text", "instruction")
         yield "document", data["corpus"], ("title", "text")
         return
-    assert task.dataset is not None
-    splits = task.dataset[subset] if task.metadata.is_multilingual else task.dataset
-    rows = splits[split]
+    columns: tuple[Any, ...]
     if isinstance(task, AbsTaskClassification):
-        train = splits[task.train_split]
+        _, train, columns = train_table(task, subset)
         drawn = _drawn(task, len(set(train[task.label_column_name])))
-        yield "text", train.select(range(min(len(train), drawn))), (str(task.input_column_name),)
-        yield "text", rows, (str(task.input_column_name),)
+        yield "text", train.select(range(min(len(train), drawn))), columns
     elif isinstance(task, AbsTaskClusteringLegacy):
-        yield "text", rows, (str(task.input_column_name),)
+        columns = (task.input_column_name,)
     elif isinstance(task, AbsTaskPairClassification):
-        for column in (task.input1_column_name, task.input2_column_name):
-            yield "text", rows, (str(column),)
+        columns = (task.input1_column_name, task.input2_column_name)
     elif isinstance(task, AbsTaskSTS):
-        for column in task.column_names[:2]:
-            yield "text", rows, (str(column),)
+        columns = task.column_names[:2]
     elif isinstance(task, AbsTaskSummarization):
-        for column in (task.human_summaries_column_name, task.machine_summaries_column_name):
-            yield "text", rows, (column,)
+        columns = (task.human_summaries_column_name, task.machine_summaries_column_name)
     else:
         raise DataError(f"{task.metadata.name}: texts of {task.metadata.type} cannot be counted")
+    for column in columns:
+        yield "text", _splits(task, subset)[split], (str(column),)
+
+
+def train_table(task: AbsTaskClassification, subset: str) -> Table:
+    """Return the texts that a classification's training examples are drawn from."""
+    return "text", _splits(task, subset)[task.train_split], (str(task.input_column_name),)
+
+
+def _splits(task: AbsTask, subset: str) -> Any:
+    assert task.dataset is not None
+    return task.dataset[subset] if task.metadata.is_multilingual else task.dataset
 
 
 def _drawn(task: AbsTaskClassification, labels: int) -> int:
     return task.n_experiments * task.samples_per_label * labels
 
 
-def _pieces(rows: Dataset, columns: tuple[str, ...]) -> Iterator[list[str]]:
-    present = [column for column in columns if column in rows.column_names]
-    for batch in rows.select_columns(present).iter(batch_size=_CHUNK):
-        values = zip(*(batch[column] for column in present), strict=True)
-        if len(columns) > 1:
-            yield [joined(row) for row in values]
-        else:
-            yield [text for row in values for text in flat(row[0])]
+def cell_texts(cells: Iterable[Any], columns: tuple[str, ...]) -> list[str]:
+    """Return the texts of a row: one that joins several columns as mteb does, or those of a cell.
 
-
-def joined(parts: Iterable[str | None]) -> str:
-    """A title and its document, as mteb joins them."""
-    return " ".join(part for part in parts if part).strip()
-
-
-def flat(value: str | list[str]) -> Iterable[str]:
-    """The texts of a cell, which in some data sets holds many."""
-    return (value,) if isinstance(value, str) else value
+    A cell holds a list of texts in some data sets.
+    """
+    if len(columns) > 1:
+        return [" ".join(cell for cell in cells if cell).strip()]
+    (cell,) = cells
+    return [cell] if isinstance(cell, str) else list(cell)

@@ -76,7 +76,7 @@ def evaluate_perplexity(
     results = ResultFile(Path(output) / "documents.jsonl")
     points = []
     total = sum(len(documents) for each in subjects for documents in each.documents.values())
-    with progress_of(console, total) as progress:
+    with progress_of(total, console) as progress:
         task = progress.task_ids[0]
         for subject in subjects:
             scorer = _Scorer(subject, device, autocast, results)
