@@ -32,9 +32,12 @@ if TYPE_CHECKING:
     from embedkit.evaluation.comparing.formats import format_comparison
     from embedkit.evaluation.evaluate import estimate, evaluate
     from embedkit.evaluation.perplexity.pseudo_perplexity import evaluate_perplexity
-    from embedkit.evaluation.perplexity.settings import PerplexitySettings
     from embedkit.evaluation.recipe_tasks import write_held_out_tasks
-    from embedkit.evaluation.settings import ComparisonFormat, EvaluationSettings
+    from embedkit.evaluation.settings import (
+        ComparisonFormat,
+        EvaluationSettings,
+        PerplexitySettings,
+    )
     from embedkit.finetuning.shares import sampling_shares
     from embedkit.finetuning.show_batch import texts_of_step
     from embedkit.mining.mine_source import mine
@@ -69,9 +72,8 @@ _HOMES = {
     "evaluation.comparing.formats": "format_comparison",
     "evaluation.evaluate": "estimate evaluate",
     "evaluation.perplexity.pseudo_perplexity": "evaluate_perplexity",
-    "evaluation.perplexity.settings": "PerplexitySettings",
     "evaluation.recipe_tasks": "write_held_out_tasks",
-    "evaluation.settings": "ComparisonFormat EvaluationSettings",
+    "evaluation.settings": "ComparisonFormat EvaluationSettings PerplexitySettings",
     "finetuning.shares": "sampling_shares",
     "finetuning.show_batch": "texts_of_step",
     "mining.mine_source": "mine",

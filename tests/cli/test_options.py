@@ -28,8 +28,7 @@ import embedkit
 from embedkit.clustering.settings import ClusteringOptions
 from embedkit.config import Section
 from embedkit.errors import ArgumentError
-from embedkit.evaluation.perplexity.settings import PerplexityOptions
-from embedkit.evaluation.settings import EvaluationOptions
+from embedkit.evaluation.settings import EvaluationOptions, PerplexityOptions
 from embedkit.mining.settings import MiningOptions
 
 COMMANDS: dict[str, tuple[type[Section], type]] = {

@@ -1,4 +1,4 @@
-"""A local copy of the hub's data sets, from which mteb's own tasks read in its place."""
+"""Lets mteb's tasks read a local mirror of the hub's data sets instead of the hub."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -14,35 +14,41 @@ from embedkit.storage.hashing import sha256_of_text
 
 
 def from_mirror(task: AbsTask, mirror: Path) -> AbsTask:
-    """The task, reading its repository's folder under ``mirror``.
+    """Return a copy of the task that reads its repository's folder under ``mirror``.
 
-    A repository lies in ``owner/name``, as ``snapshot_download(local_dir=...)`` leaves it, or as in
-    the hub's own cache. The revision becomes a hash of its files, so that other data are another
+    The folder is ``owner/name``, as ``snapshot_download(local_dir=...)`` writes it, or that of the
+    hub's own cache. A hash of its files becomes the revision, so that other data give another
     result.
 
     Raises:
         DataError: the repository is not there, or holds no file.
     """
     source = task.metadata.dataset
-    folder = _repository(mirror, source)
-    files = _files(folder)
-    if not files:
-        raise DataError(f"{folder}: holds no file; {_remedy(mirror, source)}")
-    lines = (f"{path.relative_to(folder).as_posix()} {file_sha256(path)}\n" for path in files)
+    name, revision, target = source["path"], source["revision"], mirror / source["path"]
+    remedy = f"hf download {name} --repo-type dataset --revision {revision} --local-dir {target}"
+    if not (folders := _folders(mirror, source)):
+        raise DataError(f"{target}: no such folder; {remedy}")
+    folder = folders[0]
+    paths = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    # A download stores notes of its own in hidden files.
+    paths = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
+    if not paths:
+        raise DataError(f"{folder}: holds no file; {remedy}")
+    lines = (f"{path.as_posix()} {file_sha256(folder / path)}\n" for path in paths)
     local = {**source, "path": str(folder), "revision": sha256_of_text("".join(lines))}
-    described = task.metadata.model_copy(update={"dataset": local})
-    # mteb hands out the same object to everyone who asks for a task, so it stays as it is; and what
-    # an object, not its class, knows of its data is forgotten when mteb unloads them.
+    metadata = task.metadata.model_copy(update={"dataset": local})
+    # mteb gives the same object to all who ask for a task, so a copy is changed. Its class is
+    # changed, since mteb drops what an object itself knows of its data when it unloads them.
     mirrored = copy.copy(task)
     mirrored.__dict__.pop("metadata", None)
-    mirrored.__class__ = type(type(task).__name__, (type(task),), {"metadata": described})
+    mirrored.__class__ = type(type(task).__name__, (type(task),), {"metadata": metadata})
     return mirrored
 
 
 def with_local_data(task: AbsTask, data_dir: Path | None) -> AbsTask:
-    """Return the task, reading ``data_dir``, or its repository under ``$EMBEDKIT_HUB``, if any.
+    """Return a task that reads ``data_dir``, or ``$EMBEDKIT_HUB`` if that has its repository.
 
-    A task folder brings its own data. Where ``data_dir`` is given, the hub is never asked.
+    The task of a task folder keeps its own data. With ``data_dir``, the hub is never asked.
 
     Raises:
         DataError: ``data_dir`` has no such repository, or ``$EMBEDKIT_HUB`` is no folder.
@@ -66,7 +72,7 @@ def check_mirror(mirror: Path, tasks: Iterable[AbsTask]) -> None:
     if not mirror.is_dir():
         raise ArgumentError(("data_dir", f"there is no folder {mirror}"))
     sources = [task.metadata.dataset for task in tasks if not task.data_loaded]
-    if not any(_places(mirror, source) for source in sources):
+    if not any(_folders(mirror, source) for source in sources):
         wanted = ", ".join(sorted({str(source["path"]) for source in sources})[:3])
         reason = (
             f"{mirror} holds none of the {len(sources)} repositories that the tasks read "
@@ -75,30 +81,8 @@ def check_mirror(mirror: Path, tasks: Iterable[AbsTask]) -> None:
         raise ArgumentError(("data_dir", reason))
 
 
-def _repository(mirror: Path, source: Mapping[str, Any]) -> Path:
-    for folder in _places(mirror, source):
-        return folder
-    raise DataError(f"{mirror / source['path']}: no such folder; {_remedy(mirror, source)}")
-
-
-def _places(mirror: Path, source: Mapping[str, Any]) -> list[Path]:
-    path, revision = str(source["path"]), str(source["revision"])
-    cached = mirror / f"datasets--{path.replace('/', '--')}" / "snapshots" / revision
-    return [folder for folder in (mirror / path, cached) if folder.is_dir()]
-
-
-def _files(folder: Path) -> list[Path]:
-    """What a repository holds; a download keeps its notes in files with a dot."""
-    inside = (path for path in folder.rglob("*") if path.is_file())
-    return sorted(
-        path
-        for path in inside
-        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
-
-
-def _remedy(mirror: Path, source: Mapping[str, Any]) -> str:
-    path, revision = source["path"], source["revision"]
-    return (
-        f"hf download {path} --repo-type dataset --revision {revision} --local-dir {mirror / path}"
-    )
+def _folders(mirror: Path, source: Mapping[str, Any]) -> list[Path]:
+    """Return the folders of a repository that exist: ``owner/name``, and that of a hub's cache."""
+    name, revision = str(source["path"]), str(source["revision"])
+    cached = mirror / f"datasets--{name.replace('/', '--')}" / "snapshots" / revision
+    return [folder for folder in (mirror / name, cached) if folder.is_dir()]

@@ -1,4 +1,4 @@
-"""From what the user names to mteb tasks."""
+"""Finds mteb's tasks and task folders by the names that users give."""
 
 import difflib
 from collections.abc import Sequence
@@ -18,15 +18,14 @@ MTEB_ENGLISH = "MTEB(eng, v1)"
 def select_tasks(
     benchmark: str | None = None, tasks: Sequence[str] = (), task_dirs: Sequence[Path] = ()
 ) -> list[AbsTask]:
-    """The tasks of a benchmark, those named, and those of task folders, together.
+    """Return the tasks of a benchmark, the named tasks and the tasks of folders.
 
     Raises:
         UserError: nothing is named, a name is unknown, or two tasks have one name.
     """
-    selected = [*_benchmark(benchmark)] if benchmark else []
+    selected = _benchmark(benchmark) if benchmark else []
     selected += [_named(name) for name in dict.fromkeys(tasks)]
-    for folder in task_dirs:
-        selected += read_task_folders(folder)
+    selected += [task for folder in task_dirs for task in read_task_folders(folder)]
     if not selected:
         raise UserError("no task to evaluate on: name a benchmark, tasks or folders of tasks")
     names = [task.metadata.name for task in selected]
@@ -38,36 +37,36 @@ def select_tasks(
 
 
 def leaves(task: AbsTask) -> list[AbsTask]:
-    """The tasks that are scored: those an aggregate is the mean of, or the task itself."""
+    """Return the tasks that an aggregate is the mean of, or the task itself."""
     return list(task.metadata.tasks) if isinstance(task, AbsTaskAggregate) else [task]
 
 
-def _benchmark(name: str) -> Sequence[AbsTask]:
+def _benchmark(name: str) -> list[AbsTask]:
     try:
         return list(mteb.get_benchmark(name).tasks)
     except KeyError:
-        known = [each.name for each in mteb.get_benchmarks()]
+        known = [benchmark.name for benchmark in mteb.get_benchmarks()]
         raise UserError(f"{name}: mteb has no such benchmark{_near(name, known)}") from None
 
 
 def _named(name: str) -> AbsTask:
-    """A task as MTEB(eng, v1) has it (splits and languages), else as mteb has it by default."""
+    """Return a task with the splits and languages of MTEB(eng, v1), or else mteb's default ones."""
     if name in _english():
         return _english()[name]
     try:
         return mteb.get_task(name)
     except KeyError:
-        known = [each.metadata.name for each in mteb.get_tasks(exclude_superseded=False)]
+        known = [task.metadata.name for task in mteb.get_tasks(exclude_superseded=False)]
         raise UserError(f"{name}: mteb has no such task{_near(name, known)}") from None
 
 
 @lru_cache(maxsize=1)
 def _english() -> dict[str, AbsTask]:
-    tasks = _benchmark(MTEB_ENGLISH)
-    return {each.metadata.name: each for task in tasks for each in (*leaves(task), task)}
+    tasks = [part for task in _benchmark(MTEB_ENGLISH) for part in (*leaves(task), task)]
+    return {task.metadata.name: task for task in tasks}
 
 
 def _near(name: str, known: Sequence[str]) -> str:
-    by_lower = {each.lower(): each for each in known}
-    near = [by_lower[each] for each in difflib.get_close_matches(name.lower(), by_lower, n=3)]
+    by_lower = {other.lower(): other for other in known}
+    near = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3)]
     return f"; near: {', '.join(near)}" if near else ""

@@ -1,30 +1,31 @@
-"""Losses of documents on disk, and the points of a curve that are made of them."""
+"""Losses of documents on disk, the points of a curve that follow from them, and their plot."""
 
 import csv
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What is known of one document at one length under one model: a line of the results."""
+    """Losses of a document at one length under one model: a line of the results."""
 
     key: str
-    """A hash of all that the loss depends on: the model, the tokens and the positions."""
+    """Hash of all that the loss depends on: the model, the tokens and the positions."""
     model: str
     length: int
     document: int
-    """Its number in the data, from 1."""
+    """Number of the document in the data, from 1."""
     maskable: int
-    """Tokens that are not special."""
+    """Number of tokens that are not special."""
     positions: int
-    """How many of them were masked, each in its turn."""
+    """Number of tokens that were masked, one at a time."""
     loss: float
     variance: float
-    """Of the losses of the positions around their mean; 0 if there is but one."""
+    """Variance of the losses of the positions; 0 for a single one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +38,42 @@ class Point:
     positions: int
     loss: float
     stderr: float | None
-    """Of the loss, over documents; ``None`` for a single one."""
+    """Standard error of the loss over documents; ``None`` for a single one."""
     pseudo_perplexity: float
     pseudo_perplexity_stderr: float | None
     sampling_stderr: float
-    """Of the loss, if the documents are all there is and only their positions a sample."""
+    """Standard error of the loss over positions, if the documents are the whole population."""
+
+    def __str__(self) -> str:
+        spread = self.pseudo_perplexity_stderr
+        error = "" if spread is None else f" ± {spread:.3g}"
+        return (
+            f"{self.model}, {self.length} tokens: pseudo-perplexity "
+            f"{self.pseudo_perplexity:.4g}{error} ({self.documents} documents, "
+            f"{self.positions} positions)"
+        )
 
 
 def summarise(scored: Sequence[Scored]) -> Point:
-    """The point of a curve that documents of one length make under one model.
+    """Return the point of a curve that documents of one length make under one model.
 
-    Every document counts alike: the loss is the mean of their losses. The documents are clusters
-    of positions, so its standard error is that of a mean over documents, whatever share of their
-    positions was masked; that of the pseudo-perplexity follows by the delta method.
+    The loss is the mean over documents. They are clusters of positions, so that its standard error
+    is that of a mean over documents, whatever share of their positions was masked; that of the
+    pseudo-perplexity follows by the delta method.
     """
     count, first = len(scored), scored[0]
-    loss = math.fsum(each.loss for each in scored) / count
+    loss = math.fsum(document.loss for document in scored) / count
     perplexity = math.exp(min(loss, 700.0))
     stderr = None
     if count > 1:
-        squares = math.fsum((each.loss - loss) ** 2 for each in scored)
+        squares = math.fsum((document.loss - loss) ** 2 for document in scored)
         stderr = math.sqrt(squares / (count * (count - 1)))
-    unseen = math.fsum(
-        (1 - each.positions / each.maskable) * each.variance / each.positions for each in scored
-    )
+    unseen = math.fsum((1 - s.positions / s.maskable) * s.variance / s.positions for s in scored)
     return Point(
         model=first.model,
         length=first.length,
         documents=count,
-        positions=sum(each.positions for each in scored),
+        positions=sum(document.positions for document in scored),
         loss=loss,
         stderr=stderr,
         pseudo_perplexity=perplexity,
@@ -75,37 +83,66 @@ def summarise(scored: Sequence[Scored]) -> Point:
 
 
 class ResultFile:
-    """Documents that are scored, one JSON object a line, found again by their keys."""
+    """Results of documents by key, one JSON object a line."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._results = path, dict[str, Scored]()
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
-        self._found = {each.key: each for each in map(_parse, lines) if each}
         # A kill may have cut the last line short: what follows must not be glued to it.
         self._torn = lines[-1] != ""
+        for line in lines:
+            with suppress(ValueError, TypeError):
+                scored = Scored(**json.loads(line))
+                self._results[scored.key] = scored
 
     def get(self, key: str) -> Scored | None:
-        return self._found.get(key)
+        return self._results.get(key)
 
     def add(self, scored: Scored) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.write("\n" * self._torn + json.dumps(asdict(scored)) + "\n")
         self._torn = False
-        self._found[scored.key] = scored
+        self._results[scored.key] = scored
 
 
 def write_csv(points: Sequence[Point], path: Path) -> None:
-    """One row per model and length; what is not known is left empty."""
+    """Write one row per model and length; unknown values are left empty."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(field.name for field in fields(Point))
         writer.writerows(astuple(point) for point in points)
 
 
-def _parse(line: str) -> Scored | None:
-    """A line of the results; ``None`` for one that is cut short."""
+def plot(points: Sequence[Point], path: Path) -> str | None:
+    """Draw ``path``.png and ``path``.svg, one line a model, as in the paper's figures 2 and 6.
+
+    Returns a remark instead if matplotlib is not installed.
+    """
     try:
-        return Scored(**json.loads(line))
-    except (ValueError, TypeError):
-        return None
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        return 'no plot without matplotlib: pip install "embedkit-neobert[plot]"'
+    # Text stays text, and equal points give equal files.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "perplexity"}):
+        figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+        axes = figure.subplots()
+        for model in dict.fromkeys(point.model for point in points):
+            line = sorted((p for p in points if p.model == model), key=lambda point: point.length)
+            axes.errorbar(
+                [point.length for point in line],
+                [point.pseudo_perplexity for point in line],
+                yerr=[point.pseudo_perplexity_stderr or 0.0 for point in line],
+                marker="o",
+                capsize=3,
+                label=model,
+            )
+        axes.set_yscale("log")
+        axes.set_xlabel("Sequence length (tokens)")
+        axes.set_ylabel("Pseudo-perplexity")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend()
+        figure.savefig(path.with_suffix(".png"), dpi=150)
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    return None

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from embedkit.evaluation.perplexity.plot import plot
 from embedkit.evaluation.perplexity.results import (
     Point,
     ResultFile,
     Scored,
+    plot,
     summarise,
     write_csv,
 )
