@@ -1,6 +1,5 @@
 """``mine``: hard negatives for a source of pairs, written as a new source with an audit."""
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,20 +12,26 @@ from rich.console import Console
 from embedkit.config import from_arguments
 from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import DataError
-from embedkit.mining import faiss_search
 from embedkit.mining.audit import Audit, inspect
 from embedkit.mining.candidates import find_candidates, recall
 from embedkit.mining.corpus import open_corpus
 from embedkit.mining.exclusions import Exclusions
-from embedkit.mining.mined_source import write_manifest, write_pairs
-from embedkit.mining.output_folder import RECORD, OutputFolder
-from embedkit.mining.search import ExactSearch, Search, torch_best
+from embedkit.mining.mined_source import RECORD, OutputFolder, write_manifest, write_pairs
+from embedkit.mining.search import (
+    ExactSearch,
+    IvfSearch,
+    Search,
+    faiss_best,
+    load_faiss,
+    torch_best,
+)
 from embedkit.mining.settings import MiningOptions, MiningSettings
 from embedkit.mining.stored_vectors import stored_vectors
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.load import one_stage
 from embedkit.storage.atomic import write_json
+from embedkit.storage.folders import whole_folder
 
 _PACKAGES = ("embedkit-neobert", "torch", "transformers")
 
@@ -70,7 +75,7 @@ def mine(
     """
     settings = from_arguments(MiningSettings, options)
     if settings.search != "torch":
-        faiss_search.load_faiss()
+        load_faiss()
     records = source if isinstance(source, Records) else open_records(source)
     if not len(records):
         raise DataError(f"{records.name}: has no rows to mine negatives for")
@@ -86,7 +91,6 @@ def mine(
         return Mined(manifest, Audit(**record["audit"]))
     with folder.claimed(plan) as work:
         audit = _mine(records, embedder, plan, settings, work, folder.output)
-        folder.publish(work / "result")
     return Mined(manifest, audit)
 
 
@@ -98,7 +102,7 @@ def _mine(
     work: Path,
     output: Path,
 ) -> Audit:
-    """Fill ``work/result``, which is to become ``output``; ``work`` may hold parts of it."""
+    """Write the folder ``output``; ``work`` may hold what an earlier process has done for it."""
     console, device, corpus = Console(stderr=True), embedder.device, open_corpus(records)
     encode = partial(
         stored_vectors,
@@ -119,35 +123,22 @@ def _mine(
     exact = ExactSearch(documents, device, torch_best)
     search: Search = exact
     if settings.search == "faiss-flat":
-        best = faiss_search.flat_best(faiss_search.load_faiss(), device)
-        search = ExactSearch(documents, device, best)
+        search = ExactSearch(documents, device, faiss_best(device))
     elif settings.search == "faiss-ivf":
-        search = faiss_search.IvfSearch(
-            faiss_search.load_faiss(),
-            documents,
-            work / "index",
-            lists=settings.lists,
-            probes=settings.probes,
-            seed=settings.seed,
-            device=device,
-            console=console,
-        )
+        search = IvfSearch(documents, work / "index", settings, device, console)
     exclusions = Exclusions(corpus)
     candidates = find_candidates(
         work / "candidates", search, queries, exclusions, depth=settings.depth, console=console
     )
-    result = work / "result"
-    shutil.rmtree(result, ignore_errors=True)
-    result.mkdir()
-    pairs = result / f"{output.name}.parquet"
-    audit = write_pairs(pairs, records, corpus, queries, documents, candidates, settings)
-    audit.equal_to_a_positive, audit.most_used = inspect(pairs)
-    if settings.search == "faiss-ivf":
-        audit.recall = recall(candidates, exact, queries, exclusions)
-    remark = f"Negatives of {records.name} by {plan['model']['name']}: see {RECORD}."
-    write_manifest(
-        result / f"{output.name}.toml", records, pairs, output / pairs.name, settings, remark
-    )
-    versions = {package: version(package) for package in _PACKAGES}
-    write_json(result / RECORD, {"plan": plan, "versions": versions, "audit": asdict(audit)})
+    with whole_folder(output, "mined pairs") as folder:
+        pairs = folder / f"{output.name}.parquet"
+        audit = write_pairs(pairs, records, corpus, queries, documents, candidates, settings)
+        audit.equal_to_a_positive, audit.most_used = inspect(pairs)
+        if settings.search == "faiss-ivf":
+            audit.recall = recall(candidates, exact, queries, exclusions)
+        remark = f"Negatives of {records.name} by {plan['model']['name']}: see {RECORD}."
+        manifest = pairs.with_suffix(".toml")
+        write_manifest(manifest, records, pairs, output / pairs.name, settings, remark)
+        versions = {package: version(package) for package in _PACKAGES}
+        write_json(folder / RECORD, {"plan": plan, "versions": versions, "audit": asdict(audit)})
     return audit

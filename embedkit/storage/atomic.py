@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written aside under a hidden name, then renamed."""
+"""Files that are there whole or not at all: written under a hidden name, then renamed."""
 
 import json
 import os
@@ -23,14 +23,14 @@ def write_json(path: Path, value: Any) -> None:
 def written_aside(
     path: Path, *, aside: Path | None = None, durable: bool = False
 ) -> Iterator[Path]:
-    """Yield a path to write to, and give what was written the name ``path`` if the block succeeds.
+    """Yield a path to write to, and rename what was written to ``path`` if the block succeeds.
 
     A killed process leaves its unfinished file, which the next writer of ``path`` replaces.
 
     Args:
-        path: the file.
-        aside: the path to write to, where it must not be ``aside_of(path)``.
-        durable: whether the bytes have to be on the disk before the file gets its name.
+        path: path of the file.
+        aside: path to write to, where it must not be ``aside_of(path)``.
+        durable: whether the bytes must be on disk before the file gets its name.
     """
     aside = aside or aside_of(path)
     try:
@@ -48,7 +48,7 @@ def aside_of(path: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, is on the disk."""
+    """Wait until a file, or the list of names in a folder, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

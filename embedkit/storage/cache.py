@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock
@@ -15,10 +15,11 @@ from embedkit.storage.atomic import sync, written_aside
 from embedkit.storage.hashing import sha256_of_file, sha256_of_text
 
 _WHOLE = "whole"
+"""File that lists the sizes of all files of a finished folder."""
 
 
 def root() -> Path:
-    """The cache folder: ``$EMBEDKIT_CACHE``, or ``~/.cache/embedkit``."""
+    """Return the cache folder: ``$EMBEDKIT_CACHE``, or ``~/.cache/embedkit``."""
     return Path(os.environ.get("EMBEDKIT_CACHE") or "~/.cache/embedkit").expanduser()
 
 
@@ -30,18 +31,11 @@ def built(
     resumable: bool = False,
     verified: Callable[[Path], bool] | None = None,
 ) -> Path:
-    """The folder of ``key``, which ``build`` fills unless an earlier call did.
+    """Return the folder ``kind``/``key``, which ``build`` fills unless an earlier call did.
 
-    Of several processes one builds and the others wait. A build that fails or is killed leaves no
-    folder; if it is ``resumable``, the next one finds what it had written, unless the data were
-    at fault.
-
-    Args:
-        kind: the folder's parent.
-        key: the folder's name.
-        build: fills a folder.
-        resumable: whether ``build`` goes on with what an earlier call of it has written.
-        verified: whether what ``build`` has written is undamaged; ``build`` mends it if it is not.
+    Of several processes one builds and the others wait. A build that fails leaves no folder; if it
+    is ``resumable``, the next build continues it, unless the data were at fault. A finished folder
+    that is not ``verified`` is passed to ``build`` again, which must be resumable, to be mended.
     """
     folder = root() / kind / key
 
@@ -52,29 +46,30 @@ def built(
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{key}.lock")):
-        if not is_whole():
-            aside = folder.with_name(f".{key}.aside")
-            if verified is not None and folder.is_dir():
+        if is_whole():
+            return folder
+        # Under the lock, unfinished folders were left by a process that died.
+        aside = folder.with_name(f".{key}.aside")
+        mended = verified is not None and folder.is_dir()
+        if mended or not resumable:
+            shutil.rmtree(aside, ignore_errors=True)
+        if mended:
+            folder.rename(aside)
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.mkdir(exist_ok=True)
+        try:
+            build(aside)
+            publish(aside, folder)
+        except BaseException as error:
+            if not resumable or isinstance(error, DataError):
                 shutil.rmtree(aside, ignore_errors=True)
-                folder.rename(aside)
-            # Under the lock, whatever lies there was left by a process that died.
-            shutil.rmtree(folder, ignore_errors=True)
-            if not resumable:
-                shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(exist_ok=True)
-            try:
-                build(aside)
-                publish(aside, folder)
-            except BaseException as error:
-                if not resumable or isinstance(error, DataError):
-                    shutil.rmtree(aside, ignore_errors=True)
-                raise
+            raise
     return folder
 
 
 @contextmanager
 def scratch(kind: str) -> Iterator[Path]:
-    """Lend a folder beside those of ``kind``, for what only gets its key when it is written.
+    """Lend a folder beside those of ``kind``, whose key is known only when it has been written.
 
     It is deleted after the block, unless it was published.
     """
@@ -88,7 +83,7 @@ def scratch(kind: str) -> Iterator[Path]:
 
 
 def publish(aside: Path, folder: Path) -> None:
-    """Give a finished folder its name. If another process was faster, its equal folder stays."""
+    """Rename a finished folder; if another process was faster, its equal folder stays."""
     (aside / _WHOLE).unlink(missing_ok=True)
     sizes = {path.name: path.stat().st_size for path in aside.iterdir()}
     for path in aside.iterdir():
@@ -103,31 +98,21 @@ def publish(aside: Path, folder: Path) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """The file's hash, remembered for as long as its size and time of change stay the same."""
-    status = path.stat()
-    place = str(path.resolve())
-    state: list[object] = [place, status.st_size, status.st_mtime_ns]
-    note = root() / "hashes" / sha256_of_text(place)[:32]
-    if remembered := _remembered(note, state):
-        return remembered
+    """Return the file's SHA-256, which is noted until its size or modification time changes."""
+    status, location = path.stat(), str(path.resolve())
+    state = [location, status.st_size, status.st_mtime_ns]
+    note = root() / "hashes" / sha256_of_text(location)[:32]
+    # A note that is missing or damaged costs one more reading of the file.
+    with suppress(OSError, ValueError):
+        *noted, digest = json.loads(note.read_text())
+        if noted == state:
+            return str(digest)
     digest = sha256_of_file(path)
     note.parent.mkdir(parents=True, exist_ok=True)
     # Several processes may note the same hash at a time.
     with written_aside(note, aside=note.with_name(f".{note.name}.{os.getpid()}")) as aside:
         aside.write_text(json.dumps([*state, digest]))
     return digest
-
-
-def _remembered(note: Path, state: list[object]) -> str | None:
-    """The hash that a note has of a file in this state.
-
-    A note that is missing or no JSON costs one more reading of the file.
-    """
-    try:
-        known = json.loads(note.read_text())
-    except (OSError, ValueError):
-        return None
-    return str(known[3]) if known[:3] == state else None
 
 
 def _is_whole(folder: Path) -> bool:

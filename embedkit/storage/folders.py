@@ -1,7 +1,7 @@
 """Folders that embedkit writes whole and marks, so that it replaces nothing but its own work.
 
-The marker ``embedkit.json`` lies in the folder, says what the folder holds, and has the SHA-256 of
-each file that embedkit wrote there.
+A folder's marker, ``embedkit.json``, says what the folder holds, and has the SHA-256 of each file
+that embedkit wrote there.
 """
 
 import glob
@@ -22,10 +22,11 @@ Kind = Literal["a model", "mined pairs", "held-out tasks"]
 
 MARKER = "embedkit.json"
 _SHOWN = 3
+"""Number of a user's files that an error names."""
 
 
 def check_replaceable(folder: Path, kind: Kind) -> None:
-    """See that replacing ``folder`` loses nothing but what embedkit wrote; changes nothing.
+    """Verify that replacing ``folder`` would lose only what embedkit wrote; change nothing.
 
     A folder may be replaced if it is missing or empty, or if its marker says ``kind`` and every
     file in it is as embedkit wrote it.
@@ -38,7 +39,7 @@ def check_replaceable(folder: Path, kind: Kind) -> None:
     files = _files(folder)
     if not files:
         return
-    marker = _read(folder)
+    marker = _read_marker(folder)
     if marker is None:
         raise UserError(
             f"{folder}: is not replaced, since it holds no {MARKER} that marks it as written by "
@@ -49,12 +50,12 @@ def check_replaceable(folder: Path, kind: Kind) -> None:
             f"{folder}: is not replaced, since it holds {marker['holds']} and not {kind}; choose "
             "another --output"
         )
-    own = {name for name, digest in marker["sha256"].items() if _is(files.get(name), digest)}
-    if strange := sorted(files.keys() - own - {MARKER}):
-        more = f" and {len(strange) - _SHOWN} more" if len(strange) > _SHOWN else ""
+    written = {name for name, digest in marker["sha256"].items() if _is(files.get(name), digest)}
+    if foreign := sorted(files.keys() - written - {MARKER}):
+        more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
         raise UserError(
             f"{folder}: is not replaced, since embedkit did not write these files, or they were "
-            f"changed: {', '.join(strange[:_SHOWN])}{more}; move them elsewhere, or choose another "
+            f"changed: {', '.join(foreign[:_SHOWN])}{more}; move them elsewhere, or choose another "
             "--output"
         )
 
@@ -66,79 +67,65 @@ def whole_folder(folder: Path, kind: Kind) -> Iterator[Path]:
     Raises:
         UserError: ``folder`` may not be replaced; see ``check_replaceable``.
     """
-    place = folder.resolve()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{place.name}.embedkit-part-"
+    final = folder.resolve()
+    final.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{final.name}.embedkit-part-"
     # A killed process leaves its unfinished folder behind.
-    for left in place.parent.glob(f"{glob.escape(prefix)}*"):
+    for left in final.parent.glob(f"{glob.escape(prefix)}*"):
         shutil.rmtree(left, ignore_errors=True)
-    aside = Path(tempfile.mkdtemp(prefix=prefix, dir=place.parent))
+    aside = Path(tempfile.mkdtemp(prefix=prefix, dir=final.parent))
     try:
         yield aside
-        mark(aside, kind)
-        # The folder was made for its owner alone, and so were the weights by safetensors.
+        hashes = {name: sha256_of_file(path) for name, path in _files(aside).items()}
+        write_json(aside / MARKER, {"written_by": "embedkit", "holds": kind, "sha256": hashes})
+        # Only the owner could read the temporary folder, and the weights written by safetensors.
         for path in (aside, *aside.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
-        replace(folder, aside, kind)
+        check_replaceable(folder, kind)
+        with set_aside(folder) as final:
+            aside.rename(final)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def mark(folder: Path, kind: Kind) -> None:
-    """Write the marker into ``folder``, whose other files are finished."""
-    hashes = {name: sha256_of_file(path) for name, path in _files(folder).items() if name != MARKER}
-    write_json(folder / MARKER, {"written_by": "embedkit", "holds": kind, "sha256": hashes})
 
 
 def rewrite(folder: Path, name: str, text: str) -> None:
     """Write a text file of a marked folder anew, so that it still counts as embedkit's."""
     path = folder / name
     write_text(path, text)
-    if marker := _read(folder):
+    if marker := _read_marker(folder):
         marker["sha256"][name] = sha256_of_file(path)
         write_json(folder / MARKER, marker)
 
 
-def replace(folder: Path, new: Path, kind: Kind) -> None:
-    """Give ``new``, which is finished and marked, the name ``folder``; delete what lay there.
-
-    Raises:
-        UserError: ``folder`` may not be replaced; see ``check_replaceable``.
-    """
-    check_replaceable(folder, kind)
-    with set_aside(folder) as place:
-        new.rename(place)
-
-
 @contextmanager
 def set_aside(folder: Path) -> Iterator[Path]:
-    """Move ``folder`` away and lend its place; delete it if the block succeeds, else move it back.
+    """Move ``folder`` away and lend its path; delete it if the block succeeds, else move it back.
 
     The caller has to know that ``folder`` may be deleted. A process that is killed in between
     leaves it as ``.<name>.embedkit-replaced``, which the next call puts back first.
     """
-    place = folder.resolve()
-    recover(place)
-    older = _replaced(place)
-    if place.exists():
+    final = folder.resolve()
+    recover(final)
+    older = _older(final)
+    if final.exists():
         try:
-            place.rename(older)
+            final.rename(older)
         except OSError as error:
             raise UserError(
                 f"{folder}: cannot be replaced ({error.strerror}); choose another --output"
             ) from None
     try:
-        yield place
+        yield final
     except BaseException:
-        if older.exists() and not place.exists():
-            older.rename(place)
+        if older.exists() and not final.exists():
+            older.rename(final)
         raise
     shutil.rmtree(older, ignore_errors=True)
 
 
 def recover(folder: Path) -> None:
     """Finish or undo a replacement of ``folder`` during which a process was killed."""
-    older = _replaced(folder)
+    older = _older(folder)
     if not older.exists():
         return
     if folder.exists():
@@ -147,12 +134,12 @@ def recover(folder: Path) -> None:
         older.rename(folder)
 
 
-def _replaced(folder: Path) -> Path:
+def _older(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.embedkit-replaced")
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """All files and links below ``folder`` by their path from there; none where it is missing."""
+    """Return all files and links below ``folder`` by their relative paths, in order."""
     return {
         path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))
@@ -160,8 +147,8 @@ def _files(folder: Path) -> dict[str, Path]:
     }
 
 
-def _read(folder: Path) -> dict[str, Any] | None:
-    """The marker of ``folder``, or ``None`` where there is none of embedkit's."""
+def _read_marker(folder: Path) -> dict[str, Any] | None:
+    """Return the marker of ``folder``, or ``None`` where there is none of embedkit's."""
     try:
         marker = json.loads((folder / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -171,7 +158,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
 
 
 def _is(path: Path | None, digest: str) -> bool:
-    """Whether ``path`` is a file with this SHA-256, and not a link to one."""
+    """Return whether ``path`` is a file with this SHA-256, and not a link to one."""
     if path is None or path.is_symlink() or not path.is_file():
         return False
     return sha256_of_file(path) == digest

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def sha256_of_json(value: Any, *, default: Callable[[Any], Any] | None = None) -> str:
-    """SHA-256 of a value that JSON can express, whatever the order of its keys.
+    """Hash a value that JSON can express, whatever the order of its keys.
 
     ``default`` turns what JSON cannot express into what it can, as for ``json.dumps``.
     """
@@ -19,19 +19,19 @@ def sha256_of_json(value: Any, *, default: Callable[[Any], Any] | None = None) -
 
 
 def sha256_of_text(text: str) -> str:
-    """SHA-256 of a text in UTF-8."""
+    """Hash a text in UTF-8."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sha256_of_file(path: Path) -> str:
-    """SHA-256 of the bytes of a file."""
+    """Hash the bytes of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_of(tensors: "Mapping[str, Tensor]") -> str:
-    """SHA-256 of the names, types, shapes and values of ``tensors``."""
-    # Hashing a file has to be possible without waiting for torch.
+    """Hash the names, types, shapes and values of ``tensors``."""
+    # Imported here, so that files can be hashed without waiting for torch.
     import torch
 
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Reading what is cached where the Hugging Face Hub does not answer."""
+"""Reading from the cache alone where the Hugging Face Hub does not answer."""
 
 import sys
 from functools import cache
@@ -9,9 +9,9 @@ _TIMEOUT = 10.0
 
 @cache
 def settle_network() -> None:
-    """Ask the hub once; if it does not answer, go on as with ``HF_HUB_OFFLINE=1``.
+    """Ask the hub once; if it does not answer, continue as with ``HF_HUB_OFFLINE=1``.
 
-    Its own client asks for half a minute, for every file anew, and reports every attempt.
+    The hub's own client asks for half a minute, for every file anew, and reports every attempt.
     """
     from huggingface_hub import constants, get_session
 
@@ -19,9 +19,9 @@ def settle_network() -> None:
         return
     try:
         get_session().head(constants.ENDPOINT, timeout=_TIMEOUT)
-    # The errors are those of whichever HTTP library the client has.
+    # The type of error depends on the HTTP library that the client uses.
     except Exception:
         constants.HF_HUB_OFFLINE = True
-        # Once imported, it has a copy.
+        # Once imported, datasets has a copy of the setting.
         if "datasets" in sys.modules:
             sys.modules["datasets"].config.HF_HUB_OFFLINE = True

@@ -7,7 +7,7 @@ from support.small_runs import write_source
 from typer.testing import CliRunner
 
 from embedkit.errors import UserError
-from embedkit.mining.faiss_search import load_faiss
+from embedkit.mining.search import load_faiss
 
 
 def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -14,7 +14,7 @@ from support.interrupted import start
 from embedkit.data.pairs.records import Records
 from embedkit.mining import candidates, mine_source, stored_vectors
 from embedkit.mining.mine_source import mine
-from embedkit.mining.output_folder import OutputFolder
+from embedkit.mining.mined_source import OutputFolder
 from embedkit.storage import blocks
 
 ROWS = [{"query": f"question {n}", "positive": f"answer {n * 7 % 11} {n}"} for n in range(11)]

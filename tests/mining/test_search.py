@@ -11,7 +11,8 @@ from rich.console import Console
 from torch import Tensor
 
 from embedkit.mining import search
-from embedkit.mining.search import ExactSearch, Search, torch_best
+from embedkit.mining.search import ExactSearch, IvfSearch, Search, faiss_best, torch_best
+from embedkit.mining.settings import MiningSettings
 
 CPU = torch.device("cpu")
 QUIET = Console(file=io.StringIO())
@@ -68,29 +69,19 @@ def test_equal_scores_stand_in_the_order_of_the_documents() -> None:
 
 @pytest.mark.parametrize("at_a_time", [100, 2**25])
 def test_flat_faiss_agrees_with_torch(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    faiss = pytest.importorskip("faiss")
-    from embedkit.mining.faiss_search import flat_best
-
+    pytest.importorskip("faiss")
     monkeypatch.setitem(search._SCORES, "cpu", at_a_time)
     queries, documents = unit(5, seed=1), unit(50)
-    flat = ExactSearch(documents, CPU, flat_best(faiss, CPU))
+    flat = ExactSearch(documents, CPU, faiss_best(CPU))
     assert_best(flat, queries, documents, 7)
     by_torch = ExactSearch(documents, CPU, torch_best).top(queries, 7)
     np.testing.assert_array_equal(flat.top(queries, 7)[1], by_torch[1])
 
 
-def inverted(folder: Path, documents: NDArray[Any], **options: Any) -> Any:
-    faiss = pytest.importorskip("faiss")
-    from embedkit.mining.faiss_search import IvfSearch
-
-    settings: dict[str, Any] = {
-        "lists": 10,
-        "probes": 10,
-        "seed": 0,
-        "device": CPU,
-        "console": QUIET,
-    }
-    return IvfSearch(faiss, documents, folder, **(settings | options))
+def inverted(folder: Path, documents: NDArray[Any], **options: Any) -> IvfSearch:
+    pytest.importorskip("faiss")
+    settings = MiningSettings(search="faiss-ivf", **({"lists": 10, "probes": 10} | options))
+    return IvfSearch(documents, folder, settings, CPU, QUIET)
 
 
 @pytest.mark.parametrize("bytes_at_a_time", [2**28, 3000])
@@ -98,9 +89,7 @@ def test_an_inverted_file_of_which_all_lists_are_read_is_exact(
     bytes_at_a_time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("faiss")
-    from embedkit.mining import faiss_search
-
-    monkeypatch.setattr(faiss_search, "_BLOCK", bytes_at_a_time)
+    monkeypatch.setattr(search, "_BLOCK_BYTES", bytes_at_a_time)
     queries, documents = unit(5, seed=1), unit(400)
     assert_best(inverted(tmp_path / "index", documents), queries, documents, 7)
 
