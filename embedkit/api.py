@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         EvaluationSettings,
         PerplexitySettings,
     )
-    from embedkit.finetuning.shares import sampling_shares
+    from embedkit.finetuning.mixture import sampling_shares
     from embedkit.finetuning.show_batch import texts_of_step
     from embedkit.mining.mine_source import mine
     from embedkit.mining.settings import MiningSettings
@@ -74,7 +74,7 @@ _HOMES = {
     "evaluation.perplexity.pseudo_perplexity": "evaluate_perplexity",
     "evaluation.recipe_tasks": "write_held_out_tasks",
     "evaluation.settings": "ComparisonFormat EvaluationSettings PerplexitySettings",
-    "finetuning.shares": "sampling_shares",
+    "finetuning.mixture": "sampling_shares",
     "finetuning.show_batch": "texts_of_step",
     "mining.mine_source": "mine",
     "mining.settings": "MiningSettings",

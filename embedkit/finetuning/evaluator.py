@@ -1,4 +1,4 @@
-"""Evaluation in the course of a run: before the first step, on the way, after the last."""
+"""Evaluates a model before, during and after its training."""
 
 from functools import cached_property, partial
 
@@ -20,54 +20,50 @@ from embedkit.training.run_folder import RunFolder
 class Evaluator:
     """Scores a model that is being trained, into ``eval/`` of the run's folder.
 
-    Called on every rank: all encode, and rank 0 scores and writes. A two-stage model reads a
-    context of each task's own documents, drawn alike at every time.
+    It is called on every rank: all encode, and rank 0 scores and writes. A two-stage model reads a
+    context of each task's own documents, drawn alike at every evaluation.
     """
 
     def __init__(
-        self,
-        wanted: Evaluation,
-        folder: RunFolder,
-        model: EmbeddingModel,
-        mixture: Mixture,
+        self, settings: Evaluation, folder: RunFolder, model: EmbeddingModel, mixture: Mixture
     ) -> None:
-        self._wanted, self._folder = wanted, folder
+        self._settings, self._folder = settings, folder
         self._model, self._mixture = model, mixture
 
     def before(self, start: int) -> None:
         """Score the backbone, unless training has begun."""
-        if self._wanted.before and start == 0:
+        if self._settings.before and start == 0:
             self._score("before")
 
     def after_step(self, done: int) -> None:
-        """Score on the way, if ``done`` steps are a time for it."""
-        if self._wanted.every and done % self._wanted.every == 0:
+        """Score the model after ``done`` steps, if an evaluation is due."""
+        if self._settings.every and done % self._settings.every == 0:
             self._score(f"step-{done:06d}")
 
     def after(self) -> tuple[Summary | None, Summary | None]:
-        """Score the trained model: the backbone's summary, where there is one, and the model's."""
+        """Score the trained model; return the backbone's summary, if there is one, and its own."""
         stored = self._folder.evaluation / "before" / "summary.json"
         before = Summary.read(stored) if stored.is_file() else None
         after = self._score("after")
         return (before if after else None), after
 
     def _score(self, name: str) -> Summary | None:
-        """Score on what is wanted, if anything is."""
-        if not self._wanted.wanted:
+        """Score the model, if the recipe names tasks."""
+        if not self._settings.wanted:
             return None
-        return DistributedEncoder(self._model).run_on_main(partial(self._scored, name))
+        return DistributedEncoder(self._model).run_on_main(partial(self._score_on_main, name))
 
-    def _scored(self, name: str, ranks: DistributedEncoder) -> Summary:
+    def _score_on_main(self, name: str, ranks: DistributedEncoder) -> Summary:
         model = self._model
         return evaluate(
             ContextualEncoder(model, ranks=ranks) if isinstance(model, Contextual) else ranks,
             self._tasks,
             self._folder.evaluation / name,
-            instructions=benchmark_prompts() if self._wanted.instructions == "paper" else {},
+            instructions=benchmark_prompts() if self._settings.instructions == "paper" else {},
             dtype=str(model.autocast or "float32").removeprefix("torch."),
         )
 
     @cached_property
     def _tasks(self) -> list[AbsTask]:
         folder = self._folder.evaluation / "tasks"
-        return open_tasks(self._wanted, self._mixture.manifests, self._mixture.records, folder)
+        return open_tasks(self._settings, self._mixture.manifests, self._mixture.records, folder)

@@ -1,6 +1,6 @@
-"""A recipe's mixture, opened: records, weights, and the sampler over them."""
+"""Opens a recipe's mixture of pairs: records, weights, batch table, and the sampler over them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from embedkit import distributed
@@ -9,9 +9,9 @@ from embedkit.data.batch_sampler import BatchSampler, Source, alpha_weights, ste
 from embedkit.data.batch_table import BatchTable
 from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.pairs.records import Records, open_manifest
-from embedkit.errors import DataError, UserError
+from embedkit.errors import ArgumentError, DataError, UserError
 from embedkit.recipe import Recipe
-from embedkit.tokens.prompts import SEARCH
+from embedkit.recipe.mixtures import manifests_of, weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +22,20 @@ class Mixture:
     sources: tuple[Source, ...]
     weights: tuple[float, ...]
     manifests: tuple[Manifest, ...]
-    """Of the sources that come from one."""
+    """Manifests of the sources, except for those given as ``Records``."""
     table: BatchTable | None = None
     """The recipe's ``data.batch_table``, once it is opened."""
 
     @property
     def shares(self) -> list[float]:
-        """The share of the steps that each source may expect."""
+        """Expected share of the steps that read each source."""
         return [weight / sum(self.weights) for weight in self.weights]
 
     @property
     def fingerprints(self) -> dict[str, str]:
+        """Hashes of the content of each source, and of the batch table."""
         table = {} if self.table is None else {"batch table": self.table.hash}
-        return {each.name: each.fingerprint for each in self.records} | table
+        return {records.name: records.fingerprint for records in self.records} | table
 
 
 def open_mixture(recipe: Recipe, given: Mapping[str, Records] | None = None) -> Mixture:
@@ -46,30 +47,28 @@ def open_mixture(recipe: Recipe, given: Mapping[str, Records] | None = None) -> 
             have one name.
     """
     given = given or {}
-    names = [mix.manifest for mix in recipe.data.mix]
-    if unknown := sorted(set(given) - set(names)):
-        raise UserError(
-            f"sources: {', '.join(unknown)} is not in the recipe's data.mix, which has "
-            f"{', '.join(names)}"
-        )
+    names = manifests_of(recipe.data.mix, given)
     manifests = {name: load_manifest(name) for name in names if name not in given}
     records = tuple(
         given[name].renamed(name) if name in given else open_manifest(manifests[name])
         for name in names
     )
-    called = [each.name for each in records]
-    if repeated := sorted({name for name in called if called.count(name) > 1}):
+    own_names = [source.name for source in records]
+    if repeated := sorted({name for name in own_names if own_names.count(name) > 1}):
         raise UserError(f"data.mix: two sources are called {', '.join(repeated)}; rename one")
     sources = tuple(
-        Source(each.name, len(each), each.batch_size or recipe.data.batch_size) for each in records
+        Source(source.name, len(source), source.batch_size or recipe.data.batch_size)
+        for source in records
     )
-    explicit = [mix.weight for mix in recipe.data.mix if mix.weight is not None]
-    weights = explicit or alpha_weights(sources, recipe.data.alpha)
-    return Mixture(records, sources, tuple(weights), tuple(manifests.values()))
+    return Mixture(records, sources, _weights(recipe, sources), tuple(manifests.values()))
+
+
+def _weights(recipe: Recipe, sources: tuple[Source, ...]) -> tuple[float, ...]:
+    return tuple(weights_of(recipe.data.mix) or alpha_weights(sources, recipe.data.alpha))
 
 
 def open_batches(mixture: Mixture, recipe: Recipe) -> Mixture:
-    """The mixture with the recipe's batch table, and cut by it where batches are contextual.
+    """Return the mixture with the recipe's batch table; contextual batches are those of the table.
 
     Raises:
         DataError: there is no such table, or it was made of other rows or in other sizes.
@@ -78,41 +77,20 @@ def open_batches(mixture: Mixture, recipe: Recipe) -> Mixture:
         return mixture
     table = BatchTable.open(expand(recipe.data.batch_table))
     contextual = recipe.data.batches == "contextual"
-    # Shuffled batches only need the vectors, and those are of rows, whatever the size.
+    # Shuffled batches only need the vectors, which do not depend on the size of batches.
     sizes = [
         source.batch_size if contextual else table[source.name].facts.batch_size
         for source in mixture.sources
     ]
     table.check(mixture.records, sizes)
-    if not contextual:
-        return replace(mixture, table=table)
-    sources = tuple(replace(source, cut=table[source.name]) for source in mixture.sources)
+    sources = mixture.sources
+    if contextual:
+        sources = tuple(replace(source, cut=table[source.name]) for source in sources)
     return replace(mixture, sources=sources, table=table)
 
 
-def stored_prompts(records: Sequence[Records]) -> dict[str, str]:
-    """The prompts of training as a model stores them, under sentence-transformers' names.
-
-    ``query`` and ``document`` where all sources agree, and ``<source>-query``,
-    ``<source>-document`` where they do not. Sources with the prefixes of several uses agree on
-    none, but ``query`` and ``document`` are then those of a search.
-    """
-    prompts: dict[str, str] = {}
-    for side, searched in SEARCH.items():
-        by_source = {each.name: str(getattr(each.prompts, side)) for each in records}
-        said = set(by_source.values())
-        if len(said) == 1:
-            prompts[side] = said.pop()
-            continue
-        prompts |= {f"{name}-{side}": prompt for name, prompt in by_source.items()}
-        # Or a text would be read behind nothing, as none was in training.
-        if searched in said:
-            prompts[side] = searched
-    return prompts
-
-
 def build_batch_sampler(mixture: Mixture, recipe: Recipe, ranks: int | None = None) -> BatchSampler:
-    """The schedule of a recipe whose ``steps`` are resolved, for so many ranks or those there are.
+    """Return the sampler of a recipe whose ``steps`` are resolved; by default for all ranks.
 
     Raises:
         DataError: a source has fewer rows than its batch, or its batch fewer than there are ranks
@@ -130,20 +108,98 @@ def build_batch_sampler(mixture: Mixture, recipe: Recipe, ranks: int | None = No
         mixture.sources,
         mixture.weights,
         steps=recipe.steps,
-        batches_per_step=batches_per_step(recipe, ranks),
+        batches_per_step=_batches_per_step(recipe, ranks),
         seed=recipe.seed,
     )
 
 
-def batches_per_step(recipe: Recipe, ranks: int) -> int:
-    """How many batches of one source all ranks together read in a step."""
+def resolve_steps(recipe: Recipe, mixture: Mixture, ranks: int | None = None) -> Recipe:
+    """Turn ``epochs`` into ``steps``: fewer if every rank reads batches of its own."""
+    if recipe.epochs is None:
+        return recipe
+    per_step = _batches_per_step(recipe, ranks or distributed.world_size())
+    steps = steps_in(recipe.epochs, mixture.sources, per_step)
+    return recipe.model_copy(update={"steps": steps, "epochs": None})
+
+
+def _batches_per_step(recipe: Recipe, ranks: int) -> int:
+    """Return how many batches of one source all ranks together read in a step."""
     return recipe.optim.gradient_accumulation_steps * (ranks if recipe.batches_per_rank else 1)
 
 
-def resolve_steps(recipe: Recipe, mixture: Mixture, ranks: int | None = None) -> Recipe:
-    """Turn ``epochs`` into ``steps``: fewer where more ranks read batches of their own."""
-    if recipe.epochs is None:
-        return recipe
-    per_step = batches_per_step(recipe, ranks or distributed.world_size())
-    steps = steps_in(recipe.epochs, mixture.sources, per_step)
-    return recipe.model_copy(update={"steps": steps, "epochs": None})
+@dataclass(frozen=True, slots=True)
+class SourceShare:
+    """How often one source is read."""
+
+    source: str
+    rows: int
+    batch_size: int
+    expected: float
+    """Share of the steps that the source may expect."""
+    steps: int
+    """Number of steps that read it."""
+    drawn: float
+    """Share of the steps that read it."""
+    deviations: float
+    """Distance of the drawn steps from the expected ones, in standard deviations."""
+    passes: float
+    """How often all of its rows are read."""
+
+
+def sampling_shares(
+    recipe: Recipe, *, steps: int | None = None, rows: Mapping[str, int] | None = None
+) -> list[SourceShare]:
+    """Count how often the batch sampler of a recipe reads each source. No data is read.
+
+    Args:
+        recipe: the mixture, its weights and the seed.
+        steps: length of the run; by default the recipe's.
+        rows: numbers of rows of the sources whose manifests state none, by name.
+
+    Raises:
+        UserError: the rows of a source are neither stated nor given, or the recipe does not mix a
+            source that ``rows`` names.
+    """
+    manifests = tuple(load_manifest(mix.manifest) for mix in recipe.data.mix)
+    sources = _stated_sources(recipe, manifests, rows or {})
+    mixture = Mixture((), sources, _weights(recipe, sources), manifests)
+    if steps is not None:
+        recipe = recipe.model_copy(update={"steps": steps, "epochs": None})
+    recipe = resolve_steps(recipe, mixture, ranks=1)
+    assert recipe.steps is not None
+    sampler = build_batch_sampler(mixture, recipe, ranks=1)
+    counts, passes = sampler.steps_of_sources(), sampler.passes()
+    shares = []
+    for source, expected, count, read in zip(sources, mixture.shares, counts, passes, strict=True):
+        spread = (recipe.steps * expected * (1 - expected)) ** 0.5
+        share = SourceShare(
+            source=source.name,
+            rows=source.rows,
+            batch_size=source.batch_size,
+            expected=expected,
+            steps=count,
+            drawn=count / recipe.steps,
+            deviations=(count - recipe.steps * expected) / spread if expected < 1 else 0.0,
+            passes=read,
+        )
+        shares.append(share)
+    return shares
+
+
+def _stated_sources(
+    recipe: Recipe, manifests: tuple[Manifest, ...], given: Mapping[str, int]
+) -> tuple[Source, ...]:
+    """Return the sources with the numbers of rows that are given, or that the manifests state."""
+    if unknown := sorted(set(given) - {manifest.name for manifest in manifests}):
+        reason = f"the recipe's data.mix has no source {', '.join(unknown)}"
+        raise ArgumentError(("rows", reason))
+    sources = []
+    for manifest in manifests:
+        rows = given.get(manifest.name) or manifest.rows
+        if rows is None:
+            raise UserError(
+                f"{manifest.name}: its manifest states no rows: pass --rows {manifest.name}=ROWS"
+            )
+        batch_size = manifest.batch_size or recipe.data.batch_size
+        sources.append(Source(manifest.name, rows, batch_size))
+    return tuple(sources)

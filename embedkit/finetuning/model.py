@@ -1,8 +1,11 @@
-"""The model that a fine-tuning run starts from: one encoder, or two that are read in turn."""
+"""Loads and checks the model that a fine-tuning run starts from, of one stage or two."""
+
+from collections.abc import Sequence
 
 import torch
 
 from embedkit.config import differences
+from embedkit.data.pairs.records import Records
 from embedkit.errors import UserError
 from embedkit.models import hub, lora
 from embedkit.models.backbones import Backbone, PaddedBackbone
@@ -10,17 +13,19 @@ from embedkit.models.contextual.loading import is_contextual, load_contextual
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.contextual.prefix import KERNELS
 from embedkit.models.embedder import Embedder
+from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.export import stock_mode
 from embedkit.recipe import Recipe
+from embedkit.tokens.prompts import SEARCH, benchmark_prompts
 
 
 def load(
     recipe: Recipe, *, autocast: torch.dtype | None, device: torch.device
 ) -> Embedder | Contextual:
-    """The recipe's model on its device, every weight as it is before the first step.
+    """Load the recipe's model on its device, with the weights of before the first step.
 
-    With a ``[context]`` that is two copies of an encoder, or the two of a model that an earlier run
-    exported.
+    With a ``[context]`` it has two copies of an encoder, or the two encoders of a model that an
+    earlier run exported.
 
     Raises:
         UserError: there is no such model, or it cannot be trained as the recipe says.
@@ -32,29 +37,25 @@ def load(
     if recipe.lora:
         lora.check(embedder, recipe.lora)
     if recipe.context is None:
-        # Or training would end with a model that cannot be exported.
+        # This raises for a pooling with which the trained model could not be exported.
         stock_mode(embedder)
         return embedder
     _check_attention(recipe, embedder.backbone)
     return Contextual.around(embedder, recipe.context)
 
 
-def check_lengths(recipe: Recipe, limits: dict[str, int], model: Embedder | Contextual) -> None:
-    """See that the model reads texts as long as the run will cut them.
-
-    Args:
-        recipe: has limits of its own.
-        limits: further ones, by what a user knows them by.
-        model: what is to be trained.
+def check_lengths(recipe: Recipe, records: Sequence[Records], model: EmbeddingModel) -> None:
+    """Verify that the model can read texts as long as the run will truncate them.
 
     Raises:
-        UserError: names a limit that is too high.
+        UserError: a limit of the recipe or of a source is too high.
     """
-    limits = {
-        "data.max_query_tokens": recipe.data.max_query_tokens,
-        "data.max_document_tokens": recipe.data.max_document_tokens,
-        **limits,
-    }
+    sides = ("max_query_tokens", "max_document_tokens")
+    limits = {f"data.{side}": getattr(recipe.data, side) for side in sides}
+    for source in records:
+        limits |= {
+            f"{source.name}: {side}": getattr(source.description, side) or 0 for side in sides
+        }
     for key, limit in limits.items():
         if limit > model.position_limit:
             raise UserError(
@@ -63,11 +64,41 @@ def check_lengths(recipe: Recipe, limits: dict[str, int], model: Embedder | Cont
             )
 
 
+def set_prompts(recipe: Recipe, records: Sequence[Records], model: Embedder | Contextual) -> None:
+    """Give a model the prompts that it is trained with, and none for a side trained without."""
+    others = {name: prompt for name, prompt in model.prompts.items() if name not in SEARCH}
+    model.prompts = others | stored_prompts(records)
+    if model.default_prompt_name not in model.prompts:
+        model.default_prompt_name = None
+    if recipe.embedder.benchmark_prompts:
+        model.prompts |= benchmark_prompts()
+
+
+def stored_prompts(records: Sequence[Records]) -> dict[str, str]:
+    """Return the prompts of training as a model stores them, under sentence-transformers' names.
+
+    ``query`` and ``document`` where all sources agree, and ``<source>-query``,
+    ``<source>-document`` where they do not. Where sources differ and some have the prefix of a
+    search, ``query`` and ``document`` are those of a search too.
+    """
+    prompts: dict[str, str] = {}
+    for side, search_prompt in SEARCH.items():
+        by_source = {source.name: str(getattr(source.prompts, side)) for source in records}
+        distinct = set(by_source.values())
+        if len(distinct) == 1:
+            prompts[side] = distinct.pop()
+            continue
+        prompts |= {f"{name}-{side}": prompt for name, prompt in by_source.items()}
+        # Without it, a text would be read without any prefix, as none was in training.
+        if search_prompt in distinct:
+            prompts[side] = search_prompt
+    return prompts
+
+
 def _two_stages(recipe: Recipe, autocast: torch.dtype | None, device: torch.device) -> Contextual:
     model = load_contextual(recipe.model, autocast=autocast, device=device)
     assert recipe.context is not None
-    own, wanted = model.config.model_dump(), recipe.context.model_dump()
-    if changes := differences(own, wanted, "context"):
+    if changes := differences(model.config.model_dump(), recipe.context.model_dump(), "context"):
         raise UserError(
             f"{recipe.model}: its two stages are joined otherwise than the recipe says: "
             f"{'; '.join(changes)}; set what it has"
@@ -87,10 +118,10 @@ def _two_stages(recipe: Recipe, autocast: torch.dtype | None, device: torch.devi
 
 
 def _check_attention(recipe: Recipe, second: Backbone) -> None:
-    wanted = recipe.embedder.attention
-    if isinstance(second, PaddedBackbone) and wanted not in (None, *KERNELS):
+    attention = recipe.embedder.attention
+    if isinstance(second, PaddedBackbone) and attention not in (None, *KERNELS):
         raise UserError(
-            f'embedder.attention = "{wanted}": which context a text of {recipe.model} reads is '
+            f'embedder.attention = "{attention}": which context a text of {recipe.model} reads is '
             f"said by a mask, and this kernel takes none; set one of {', '.join(KERNELS)}"
         )
 

@@ -1,11 +1,10 @@
-"""The model card of an exported model."""
+"""Writes the model card of an exported model."""
 
 import json
 
 from embedkit.evaluation.summary import Summary, as_text, comparison
 from embedkit.finetuning.mixture import Mixture
-from embedkit.models.contextual.model import Contextual
-from embedkit.models.embedder import Embedder
+from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.recipe import Recipe
 from embedkit.tokens.prompts import benchmark_prompts
 
@@ -82,31 +81,34 @@ Vectors are {vectors}, scaled to unit length. Texts are cut at
 
 
 def model_card(
-    model: Embedder | Contextual,
+    model: EmbeddingModel,
     recipe: Recipe,
     mixture: Mixture,
     before: Summary | None,
     after: Summary | None,
 ) -> str:
-    """Markdown with the front matter that the Hugging Face hub reads."""
-    width, vectors, use = _of_one_stage(model) if isinstance(model, Embedder) else _of_two(model)
+    """Return Markdown with the front matter that the Hugging Face hub reads."""
+    if recipe.context is None:
+        pooling = {"mean": "mean", "cls": "first"}.get(model.pooling, f"pooling `{model.pooling}`")
+        vectors, use = _VECTORS.format(pooling=pooling), _USE
+    else:
+        slots = recipe.context.num_context
+        vectors, use = _VECTORS_IN_CONTEXT.format(slots=slots), _USE_IN_CONTEXT.format(slots=slots)
     rows = [
         f"| {records.name} | {len(records):,} | {share:.1%} | {records.license or 'not stated'} |"
         for records, share in zip(mixture.records, mixture.shares, strict=True)
     ]
     data = ["| source | rows | share of steps | licence |", "|---|---:|---:|---|", *rows]
-    shorter = [d for d in recipe.objective.needs.widths if d < width]
-    widths = ""
-    if shorter:
+    widths = scores = ""
+    if shorter := [width for width in recipe.objective.needs.widths if width < model.width]:
         widths = _WIDTHS.format(widths=" or ".join(map(str, shorter)), last=shorter[-1])
-    scores = ""
     if after is not None:
         table = comparison(before, after) if before else after.table()
         scores = f"\n## Scores\n\n```\n{as_text(table).rstrip()}\n```\n"
     return _CARD.format(
         base=recipe.model,
         title=model.name,
-        width=width,
+        width=model.width,
         use=use,
         steps=recipe.steps,
         vectors=vectors,
@@ -119,22 +121,10 @@ def model_card(
     )
 
 
-def _prompts(model: Embedder | Contextual, recipe: Recipe) -> str:
-    """What a text may stand behind; a benchmark's many prompts go by its name."""
+def _prompts(model: EmbeddingModel, recipe: Recipe) -> str:
+    """Return the prompts of the model; those of a benchmark's many tasks go by its name."""
     benchmark = benchmark_prompts() if recipe.embedder.benchmark_prompts else {}
-    told = [f"{k} `{v}`" for k, v in model.prompts.items() if v and benchmark.get(k) != v]
+    listed = [f"{k} `{v}`" for k, v in model.prompts.items() if v and benchmark.get(k) != v]
     if benchmark:
-        told.append("one for each task of MTEB(eng, v1), which mteb gives by itself")
-    return ", ".join(told) or "none"
-
-
-def _of_one_stage(model: Embedder) -> tuple[int, str, str]:
-    """The width of a model's vectors, what they are, and how to make them."""
-    pooling = {"mean": "mean", "cls": "first"}.get(model.pooling, f"pooling `{model.pooling}`")
-    return model.backbone.width, _VECTORS.format(pooling=pooling), _USE
-
-
-def _of_two(model: Contextual) -> tuple[int, str, str]:
-    slots = model.config.num_context
-    vectors, use = _VECTORS_IN_CONTEXT.format(slots=slots), _USE_IN_CONTEXT.format(slots=slots)
-    return model.second.width, vectors, use
+        listed.append("one for each task of MTEB(eng, v1), which mteb gives by itself")
+    return ", ".join(listed) or "none"

@@ -1,23 +1,21 @@
-"""Fetching, verifying and measuring the pairs of a recipe, before a run that may take days."""
+"""Fetches, verifies and measures the pairs of a recipe, before a run that may take days."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
 from embedkit.data.pairs.lengths import QUANTILES, Lengths, all_lengths, sampled_lengths
 from embedkit.data.pairs.open_all import open_all
 from embedkit.data.tables import SHOWN_QUANTILES, plain_table
+from embedkit.distributed.progress import progress_bar
 from embedkit.finetuning.mixture import Mixture, open_mixture, resolve_steps
 from embedkit.models.hub import load_tokenizer
 from embedkit.recipe import Recipe
-
-OnProgress = Callable[[str], object]
-"""Hears a line whenever a source is done."""
 
 
 def prepare_pairs(
@@ -26,70 +24,57 @@ def prepare_pairs(
     *,
     workers: int,
     sample: int | None = None,
-    on_progress: OnProgress = lambda line: None,
+    on_progress: Callable[[str], object] = lambda line: None,
 ) -> Iterator[Table]:
-    """Open every source, which fetches, verifies and caches it, and tell what training reads.
+    """Open every source, which fetches, verifies and caches it; yield tables of its texts.
 
     Args:
-        recipe: names the sources.
-        tokenizer: a model, whose tokenizer counts the tokens.
-        workers: sources that are opened at a time.
-        sample: measure this many rows of each source; ``None`` measures all of them.
-        on_progress: hears a line whenever a source is opened or measured.
+        recipe: recipe that names the sources.
+        tokenizer: name of a model, whose tokenizer counts the tokens.
+        workers: number of sources that are opened at a time.
+        sample: number of rows of each source that are measured; by default all of them.
+        on_progress: function called with a line whenever a source is opened or measured.
 
     Raises:
         UserError: there is no such tokenizer, or a source cannot be read.
     """
-    # Before the data, which may be gigabytes to fetch.
+    # The tokenizer is loaded before the data, which may be gigabytes to fetch.
     loaded = load_tokenizer(tokenizer)
     names = [mix.manifest for mix in recipe.data.mix]
     for number, (name, rows) in enumerate(open_all(names, workers), start=1):
         on_progress(f"{number}/{len(names)}\t{name}\t{rows} rows")
     with warnings.catch_warnings():
-        # Each was heard a moment ago.
+        # ``open_all`` has given each of these warnings already.
         warnings.simplefilter("ignore", UserWarning)
         mixture = open_mixture(recipe)
     resolved = resolve_steps(recipe, mixture)
-    lengths = _measured(mixture, loaded, sample, on_progress)
+    if sample is None:
+        lengths = _all_lengths(mixture, loaded, on_progress)
+    else:
+        lengths = [sampled_lengths(records, loaded, sample) for records in mixture.records]
     yield _shares_table(mixture, resolved)
     title = f"tokens by {tokenizer}, {f'{sample:,} rows at most' if sample else 'every text'}"
     yield _lengths_table(mixture, resolved, lengths, title)
 
 
-def _measured(
-    mixture: Mixture,
-    tokenizer: PreTrainedTokenizerBase,
-    sample: int | None,
-    on_progress: OnProgress,
-) -> dict[str, Lengths]:
-    """Return the lengths of every source's texts, or of a sample of rows, by its name."""
-    if sample is not None:
-        return {
-            records.name: sampled_lengths(records, tokenizer, sample) for records in mixture.records
-        }
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("tokenizing {task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rows"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    lengths = {}
-    with bar as progress:
+def _all_lengths(
+    mixture: Mixture, tokenizer: PreTrainedTokenizerBase, on_progress: Callable[[str], object]
+) -> list[Lengths]:
+    """Return the lengths of all texts of each source, under a progress bar."""
+    lengths, console = [], Console(stderr=True)
+    columns = ("tokenizing {task.description}", BarColumn(), MofNCompleteColumn(), "rows")
+    with progress_bar(*columns, console=console, shown=console.is_terminal) as bar:
         for number, records in enumerate(mixture.records, start=1):
-            task = progress.add_task(records.name, total=len(records))
-            on_rows = partial(_advance, progress, task)
-            lengths[records.name] = all_lengths(records, tokenizer, on_rows)
-            progress.remove_task(task)
+            task = bar.add_task(records.name, total=len(records))
+            on_rows = partial(_advance, bar, task)
+            lengths.append(all_lengths(records, tokenizer, on_rows))
+            bar.remove_task(task)
             on_progress(f"{number}/{len(mixture.records)}\t{records.name}\ttokenized")
     return lengths
 
 
-def _advance(progress: Progress, task: TaskID, rows: int) -> None:
-    progress.update(task, completed=rows)
+def _advance(bar: Progress, task: TaskID, rows: int) -> None:
+    bar.update(task, completed=rows)
 
 
 def _shares_table(mixture: Mixture, recipe: Recipe) -> Table:
@@ -108,12 +93,11 @@ def _shares_table(mixture: Mixture, recipe: Recipe) -> Table:
 
 
 def _lengths_table(
-    mixture: Mixture, recipe: Recipe, lengths: Mapping[str, Lengths], title: str
+    mixture: Mixture, recipe: Recipe, lengths: Sequence[Lengths], title: str
 ) -> Table:
     """Show how long the texts of each source are, and how many of them the recipe cuts."""
     rows = []
-    for records in mixture.records:
-        measured = lengths[records.name]
+    for records, measured in zip(mixture.records, lengths, strict=True):
         truncated = measured.truncated(
             records.description.max_query_tokens or recipe.data.max_query_tokens,
             records.description.max_document_tokens or recipe.data.max_document_tokens,

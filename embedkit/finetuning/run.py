@@ -1,13 +1,16 @@
 """A fine-tuning run: opens and checks everything that its recipe names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.table import Table
+from torch import nn
 
 from embedkit import distributed, rng
+from embedkit.data.batch_sampler import BatchSampler
 from embedkit.data.loading import stream
 from embedkit.data.manifests.readers import READERS
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
@@ -17,7 +20,6 @@ from embedkit.errors import DataError
 from embedkit.evaluation.recipe_tasks import check_held_out, check_tasks
 from embedkit.evaluation.summary import Summary, comparison
 from embedkit.finetuning import model as starting_model
-from embedkit.finetuning import overview
 from embedkit.finetuning.evaluator import Evaluator
 from embedkit.finetuning.mixture import (
     Mixture,
@@ -25,7 +27,6 @@ from embedkit.finetuning.mixture import (
     open_batches,
     open_mixture,
     resolve_steps,
-    stored_prompts,
 )
 from embedkit.finetuning.model_card import model_card
 from embedkit.models import lora, precision
@@ -35,7 +36,6 @@ from embedkit.models.pooling import identity_of_pooling
 from embedkit.recipe import Recipe
 from embedkit.recipe.pair_objectives import OBJECTIVES
 from embedkit.storage.folders import rewrite
-from embedkit.tokens.prompts import SEARCH, benchmark_prompts
 from embedkit.training.metrics import check_trackers
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.trainer import TrainingJob
@@ -53,7 +53,7 @@ def prepare(
     objective = recipe.objective.build()
     check_tasks(recipe.evaluation)
     check_trackers(recipe.logging.trackers)
-    # Before the data, which may be gigabytes to fetch.
+    # The model is loaded before the data, which may be gigabytes to fetch.
     autocast = precision.autocast_dtype(recipe.precision, device)
     model = starting_model.load(recipe, autocast=autocast, device=device)
     mixture = open_batches(open_mixture(recipe, sources), recipe)
@@ -61,10 +61,8 @@ def prepare(
     check_held_out(recipe.evaluation, mixture.manifests)
     recipe = resolve_steps(recipe, mixture)
     sampler = build_batch_sampler(mixture, recipe)
-    _replace_prompts(model, stored_prompts(mixture.records))
-    if recipe.embedder.benchmark_prompts:
-        model.prompts |= benchmark_prompts()
-    starting_model.check_lengths(recipe, _limits(mixture), model)
+    starting_model.set_prompts(recipe, mixture.records, model)
+    starting_model.check_lengths(recipe, mixture.records, model)
     _check_slots(recipe, mixture)
     facts = _facts(recipe, mixture, model)
     # Adapters come after the facts, whose model is the backbone that training starts from.
@@ -79,8 +77,8 @@ def prepare(
         batches_per_rank=recipe.batches_per_rank,
         vectors=_vectors(recipe, mixture),
     )
-    console.print(overview.overview(recipe, mixture, sampler, model, chosen))
-    for remark in overview.remarks(recipe):
+    console.print(_overview(recipe, mixture, sampler, model, chosen))
+    for remark in remarks(recipe):
         console.print(f"note: {remark}", soft_wrap=True)
     evaluator = Evaluator(recipe.evaluation, folder, model, mixture)
     card = partial(model_card, model, recipe, mixture)
@@ -113,19 +111,11 @@ def _finish(
         console.print(comparison(before, after) if before else after.table())
 
 
-def _replace_prompts(model: Embedder | Contextual, trained: Mapping[str, str]) -> None:
-    """Give a model the prompts of its training, and leave it none of a side that trains without."""
-    kept = {name: each for name, each in model.prompts.items() if name not in SEARCH}
-    model.prompts = {**kept, **trained}
-    if model.default_prompt_name not in model.prompts:
-        model.default_prompt_name = None
-
-
 def _check_scores(recipe: Recipe, mixture: Mixture) -> None:
-    """See that sources have scores if the loss goes by them, and none if it does not.
+    """Verify that sources have scores if and only if the loss goes by them.
 
     Raises:
-        DataError: names a source that is otherwise.
+        DataError: names a source that lacks scores, or has some that go unused.
     """
     kind, needed = recipe.objective.kind, recipe.objective.needs.scores
     for records in mixture.records:
@@ -143,17 +133,17 @@ def _check_scores(recipe: Recipe, mixture: Mixture) -> None:
 
 
 def _check_slots(recipe: Recipe, mixture: Mixture) -> None:
-    """See that a batch can fill a context, where no null vector stands in for what is missing.
+    """Verify that a batch can fill a context if no null vector fills empty slots.
 
     Raises:
-        DataError: names a source whose batches cannot.
+        DataError: names a source whose batches have too few documents.
     """
     if recipe.context is None or recipe.context.null_vector:
         return
     slots, ranks = recipe.context.num_context, distributed.world_size()
     for source, records in zip(mixture.sources, mixture.records, strict=True):
-        own = source.smallest_batch // (1 if recipe.batches_per_rank else ranks)
-        documents = own * (1 + records.negatives_per_query)
+        queries = source.smallest_batch // (1 if recipe.batches_per_rank else ranks)
+        documents = queries * (1 + records.negatives_per_query)
         if documents < slots:
             raise DataError(
                 f"source {source.name}: a rank reads {documents} documents at a time, fewer than "
@@ -163,7 +153,7 @@ def _check_slots(recipe: Recipe, mixture: Mixture) -> None:
 
 
 def _facts(recipe: Recipe, mixture: Mixture, model: Embedder | Contextual) -> dict[str, object]:
-    """What decides whether another run is the same one."""
+    """Return what has to be equal for a run to be resumed."""
     return {
         "recipe": recipe.model_dump(mode="json"),
         "sources": mixture.fingerprints,
@@ -177,9 +167,10 @@ def _facts(recipe: Recipe, mixture: Mixture, model: Embedder | Contextual) -> di
 
 def _extensions(recipe: Recipe, mixture: Mixture, model: Embedder | Contextual) -> dict[str, str]:
     """Return the identities of what other distributions bring to a run, by its part in it."""
-    identities = {"objective": OBJECTIVES.identity_of(recipe.objective)}
-    if isinstance(model, Embedder):
-        identities["pooling"] = identity_of_pooling(model.pooling)
+    identities = {
+        "objective": OBJECTIVES.identity_of(recipe.objective),
+        "pooling": identity_of_pooling(model.pooling),
+    }
     for manifest in mixture.manifests:
         if reader := getattr(manifest.source, "reader", None):
             identities[f"reader of {manifest.name}"] = READERS.identity_of(reader)
@@ -187,18 +178,57 @@ def _extensions(recipe: Recipe, mixture: Mixture, model: Embedder | Contextual) 
 
 
 def _vectors(recipe: Recipe, mixture: Mixture) -> list[VectorStore]:
-    """The surrogate's, of every source, if negatives are filtered by them."""
+    """Return the surrogate's vectors of every source, if the loss needs them."""
     if not recipe.objective.needs.surrogate_vectors:
         return []
     assert mixture.table is not None
-    return [mixture.table[each.name].vectors for each in mixture.records]
+    return [mixture.table[source.name].vectors for source in mixture.sources]
 
 
-def _limits(mixture: Mixture) -> dict[str, int]:
-    """The lengths of texts that sources set themselves."""
-    sides = ("max_query_tokens", "max_document_tokens")
-    return {
-        f"{each.name}: {side}": getattr(each.description, side) or 0
-        for each in mixture.records
-        for side in sides
-    }
+def _overview(
+    recipe: Recipe,
+    mixture: Mixture,
+    sampler: BatchSampler,
+    model: Embedder | Contextual,
+    precision: str,
+) -> Table:
+    """Return a table of what will be trained, and how often each source will be read."""
+    stages = "" if recipe.context is None else f" in two stages, {recipe.context.num_context} slots"
+    ranks = distributed.world_size() if recipe.batches_per_rank else 1
+    table = Table(
+        title=f"{model.name}{stages}, {_size(model)}, {model.device}, {precision}; "
+        f"{recipe.steps} steps of {recipe.data.batches} batches"
+    )
+    table.add_column("source")
+    for column in ("rows", "batch", "share", "passes"):
+        table.add_column(column, justify="right")
+    for source, share, passes in zip(
+        mixture.sources, mixture.shares, sampler.passes(), strict=True
+    ):
+        size = min(source.batch_size, source.rows)
+        batch = f"{ranks} x {size}" if ranks > 1 else str(size)
+        table.add_row(source.name, f"{source.rows:,}", batch, f"{share:.1%}", f"{passes:.2f}")
+    return table
+
+
+def remarks(recipe: Recipe) -> Iterator[str]:
+    """Yield what a user may not have meant by a recipe whose ``steps`` are resolved."""
+    assert recipe.steps is not None
+    warmup = recipe.optim.warmup_steps
+    if 2 * warmup > recipe.steps:
+        yield (
+            f"optim.warmup_steps = {warmup} is more than half of the {recipe.steps} steps: for "
+            "most of the run the rate is still rising"
+        )
+
+
+def _size(model: nn.Module) -> str:
+    """Return how many parameters train of how many, and the memory kept between two steps."""
+    parameters = list(model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    count = sum(parameter.numel() for parameter in parameters)
+    part = sum(parameter.numel() for parameter in trained)
+    # Besides all weights, training keeps the gradient and two moments of those that it changes.
+    held = sum(p.nbytes for p in parameters) + 3 * sum(p.nbytes for p in trained)
+    trained_of = f"{part / 1e6:.2f} M of " if part < count else ""
+    return f"{trained_of}{count / 1e6:.1f} M parameters trained in {held / 2**20:,.0f} MiB"

@@ -1,4 +1,4 @@
-"""Looking at what a recipe will do, from a cold start."""
+"""Prints the texts that a recipe reads in one step, without training."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,15 +17,14 @@ from embedkit.recipe import Recipe
 
 
 def texts_of_step(recipe: Recipe, step: int, ranks: int = 1) -> Iterator[str]:
-    """One line for every text of a step: a number for each pair, and which role the text plays.
+    """Yield a line for every text of a step: the number of its pair, its role and the text.
 
-    A model of two stages also reads a context: its documents follow, by the numbers that their
-    pairs have.
+    For a model of two stages, the documents of its context follow, by the numbers of their pairs.
 
     Args:
-        recipe: what is to be trained.
-        step: from 0.
-        ranks: of the run.
+        recipe: recipe of the run.
+        step: number of the step, from 0.
+        ranks: number of ranks of the run.
 
     Raises:
         UserError: the recipe has no such step.
@@ -39,19 +38,19 @@ def texts_of_step(recipe: Recipe, step: int, ranks: int = 1) -> Iterator[str]:
     tokenizer = hub.load_tokenizer(recipe.model)
     sampler = build_batch_sampler(mixture, recipe, ranks)
     batches = Batches(sampler, mixture.records, tokenizer, recipe.data, seed=recipe.seed)
-    apart = ranks if recipe.batches_per_rank else 1
-    for micro in range(recipe.optim.gradient_accumulation_steps):
-        for own in range(apart):
-            texts = batches.texts(
-                (step * recipe.optim.gradient_accumulation_steps + micro) * apart + own
-            )
-            where = f"rank {own}, " if apart > 1 else ""
+    # Each group of ranks shares one batch.
+    groups = [[rank] for rank in range(ranks)] if recipe.batches_per_rank else [[*range(ranks)]]
+    per_step = recipe.optim.gradient_accumulation_steps
+    for micro in range(per_step):
+        for number, group in enumerate(groups):
+            texts = batches.texts((step * per_step + micro) * len(groups) + number)
+            where = f"rank {number}, " if len(groups) > 1 else ""
             yield f"step {step}, {where}batch {micro}: {texts.source}"
             yield from _pairs(texts)
-            sharing = [own] if recipe.batches_per_rank else range(ranks)
-            for rank in sharing:
-                key = rng.fold_in(recipe.seed, "step", step, micro, rank)
-                yield from _context(recipe, texts, key, rank, sharing)
+            if recipe.context is not None:
+                for rank in group:
+                    key = rng.fold_in(recipe.seed, "step", step, micro, rank)
+                    yield from _context(recipe.context.num_context, texts, key, rank, group)
 
 
 def _pairs(texts: Texts) -> Iterator[str]:
@@ -63,15 +62,11 @@ def _pairs(texts: Texts) -> Iterator[str]:
                 yield f"{row}\t{role}\t{texts.documents[document]}"
 
 
-def _context(
-    recipe: Recipe, texts: Texts, key: int, rank: int, sharing: Sequence[int]
-) -> Iterator[str]:
-    """What a rank's texts read, of the documents that it holds."""
-    if recipe.context is None:
-        return
-    part = distributed.share_of(len(texts.queries), sharing.index(rank), len(sharing))
+def _context(slots: int, texts: Texts, key: int, rank: int, group: Sequence[int]) -> Iterator[str]:
+    """Yield the context that a rank's texts read: documents of the pairs that the rank holds."""
+    part = distributed.share_of(len(texts.queries), group.index(rank), len(group))
     pairs = range(len(texts.queries))[part]
-    held = [row for row, owner in enumerate(texts.owners) if owner in pairs]
-    role = f"context of rank {rank}" if len(sharing) > 1 else "context"
-    for place in context_rows(len(held), recipe.context.num_context, key).tolist():
-        yield f"{texts.owners[held[place]]}\t{role}\t{texts.documents[held[place]]}"
+    held = [document for document, owner in enumerate(texts.owners) if owner in pairs]
+    role = f"context of rank {rank}" if len(group) > 1 else "context"
+    for row in context_rows(len(held), slots, key).tolist():
+        yield f"{texts.owners[held[row]]}\t{role}\t{texts.documents[held[row]]}"

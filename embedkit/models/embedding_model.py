@@ -23,6 +23,8 @@ class EmbeddingModel(Protocol):
     tokenizer: PreTrainedTokenizerBase
     prompts: dict[str, str]
     """Literal prefixes by name, such as ``query`` and ``document``."""
+    pooling: str
+    """Pooling of token states: ``mean``, ``cls`` or the name of another distribution's."""
     default_prompt_name: str | None
     """Name of the prompt that sentence-transformers and mteb apply by default."""
     max_tokens: int

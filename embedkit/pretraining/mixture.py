@@ -18,6 +18,7 @@ from embedkit.data.text.texts import Texts
 from embedkit.data.text.tokenized import Tokenized, prepare
 from embedkit.errors import DataError, UserError
 from embedkit.recipe import PretrainRecipe, Text, TextData
+from embedkit.recipe.mixtures import manifests_of, weights_of
 from embedkit.tokens.vocabulary import Vocabulary
 
 _COUNTED = 2**24
@@ -116,8 +117,7 @@ def open_text_mixture(
         )
     vocabulary = Vocabulary.of(tokenizer)
     sources = _open_sources(recipe, tokenizer, vocabulary, given or {})
-    weights = [mix.weight for mix in data.mix if mix.weight is not None]
-    weights = weights or [float(len(each.rows)) for each in sources]
+    weights = weights_of(data.mix) or [float(len(source.rows)) for source in sources]
     draws = data.batch_rows // data.draw_rows
     sampler = BatchSampler(
         [Source(each.name, len(each.rows), data.draw_rows) for each in sources],
@@ -138,15 +138,9 @@ def texts_of(recipe: PretrainRecipe, given: Mapping[str, Texts] | None = None) -
         UserError: there is no such manifest, or ``given`` has what the recipe does not mention.
     """
     given = given or {}
-    names = list(dict.fromkeys(mix.manifest for mix in recipe.data.mix))
-    if unknown := sorted(set(given) - set(names)):
-        raise UserError(
-            f"sources: {', '.join(unknown)} is not in the recipe's data.mix, which has "
-            f"{', '.join(names)}"
-        )
     return {
         name: given[name].renamed(name) if name in given else Texts.from_manifest(name)
-        for name in names
+        for name in manifests_of(recipe.data.mix, given)
     }
 
 

@@ -7,7 +7,6 @@ from embedkit.recipe.finetune_recipe import (
     Evaluation,
     Instructions,
     Lora,
-    Mix,
     ModelSettings,
     Recipe,
 )
@@ -18,6 +17,7 @@ from embedkit.recipe.load_recipes import (
     load_pretrain_recipe,
     load_recipe,
 )
+from embedkit.recipe.mixtures import Mix
 from embedkit.recipe.pair_objectives import Contrastive, InContext, InfoNCE, Needs, PairObjective
 from embedkit.recipe.pretrain_recipe import (
     Architecture,

@@ -16,6 +16,7 @@ from embedkit.config import Section, validated
 from embedkit.errors import UserError
 from embedkit.recipe import extensions
 from embedkit.recipe.contextual_config import ContextualConfig
+from embedkit.recipe.mixtures import Mix, weights_of
 from embedkit.recipe.pair_objectives import (
     AnyPairObjective,
     Contrastive,
@@ -56,17 +57,6 @@ class ModelSettings(Section):
         raise ValueError(f"{pooling!r} is none of the poolings known, which are {known}")
 
 
-class Mix(Section):
-    """A source of pairs in a mixture."""
-
-    manifest: str
-    """The source's manifest: a name under ``data_manifests/`` without ``.toml``, a path, or a key
-    of ``sources=``."""
-    weight: PositiveFloat | None = None
-    """Share of the steps that read this source, before normalisation. Weights are set for every
-    source of a mixture or for none."""
-
-
 class Data(Section):
     """The pairs that a run reads."""
 
@@ -101,12 +91,7 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _weights_for_all_or_none(self) -> Self:
-        given = [mix.weight is not None for mix in self.mix]
-        if any(given) and not all(given):
-            missing = [mix.manifest for mix in self.mix if mix.weight is None]
-            raise ValueError(
-                f"weight is missing for {', '.join(missing)}: give every source one, or none"
-            )
+        weights_of(self.mix)
         names = [mix.manifest for mix in self.mix]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"{', '.join(repeated)} stands more than once in the mixture")

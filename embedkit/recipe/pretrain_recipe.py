@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from embedkit.config import Section
+from embedkit.recipe.mixtures import Mix, weights_of
 from embedkit.recipe.training_settings import Training
 
 
@@ -58,15 +59,9 @@ class Start(Section):
     (frequencies), so that training does not begin with learning which words are frequent."""
 
 
-class Text(Section):
+class Text(Mix):
     """Source of text in a mixture."""
 
-    manifest: str
-    """The source's manifest: a name under ``data_manifests/`` without ``.toml``, a path, or a key
-    of ``sources=``."""
-    weight: PositiveFloat | None = None
-    """Share of the draws that read this source, before normalisation. Weights are set for every
-    source of a mixture or for none; without weights a source comes up by its rows."""
     min_tokens: NonNegativeInt = 0
     """Documents of fewer tokens, special tokens included, are left out."""
 
@@ -102,9 +97,7 @@ class TextData(Section):
 
     @model_validator(mode="after")
     def _whole_draws(self) -> Self:
-        given = [source.weight is not None for source in self.mix]
-        if any(given) and not all(given):
-            raise ValueError("weight: give every source of mix one, or none")
+        weights_of(self.mix)
         if self.batch_rows == 0 or self.batch_rows % self.draw_rows:
             raise ValueError(
                 f"batch_tokens / max_tokens = {self.batch_rows} rows a step, which is not a "

@@ -11,8 +11,8 @@ from embedkit.finetuning.mixture import (
     build_batch_sampler,
     open_mixture,
     resolve_steps,
-    stored_prompts,
 )
+from embedkit.finetuning.model import stored_prompts
 from embedkit.finetuning.show_batch import texts_of_step
 from embedkit.recipe import Recipe, load_recipe
 

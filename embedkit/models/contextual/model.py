@@ -54,6 +54,7 @@ class Contextual(nn.Module, EmbeddingModel):
     """
 
     default_prompt_name = None
+    pooling = "mean"
 
     def __init__(
         self,

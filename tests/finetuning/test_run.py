@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from embedkit.finetuning import overview
+from embedkit.finetuning.run import remarks
 from embedkit.recipe import Recipe
 
 
@@ -14,6 +14,6 @@ def test_a_rate_that_rises_for_most_of_the_run_is_remarked(warmup: int, told: bo
         "data": {"batch_size": 4, "mix": [{"manifest": "a"}]},
         "optim": {"lr": 1e-3, "warmup_steps": warmup},
     }
-    remarks = list(overview.remarks(Recipe.model_validate(tables)))
-    assert len(remarks) == told
-    assert all(f"optim.warmup_steps = {warmup} is more than half of the 10" in r for r in remarks)
+    printed = list(remarks(Recipe.model_validate(tables)))
+    assert len(printed) == told
+    assert all(f"optim.warmup_steps = {warmup} is more than half of the 10" in r for r in printed)
