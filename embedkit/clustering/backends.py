@@ -1,6 +1,6 @@
 """Arithmetic of clustering, by torch or by faiss, on a CPU or a GPU."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,38 +18,11 @@ _SCORES = 2**24
 """Number of scores in memory at a time: 64 MiB."""
 
 
-class Backend(Protocol):
-    """Spherical k-means and exact search; the same seed gives the same centroids.
+class TorchBackend:
+    """Spherical k-means and exact search by torch; the same seed gives the same centroids.
 
     Shapes: n points and k centroids of p dimensions, all fp32, unit-norm and on ``device``.
     """
-
-    name: BackendName
-    device: torch.device
-
-    def train(self, points: Tensor, num: int, *, seed: int) -> Tensor:
-        """Return ``num`` centroids, ``(k, p)``."""
-        ...
-
-    def search(self, points: Tensor, centroids: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the ``count`` nearest centroids of each point.
-
-        Shapes: scores ``(n, count)``, best first, and their centroids ``(n, count)``, int64.
-        """
-        ...
-
-
-def open_backend(name: BackendName, device: torch.device) -> Backend:
-    """Open the backend called ``name``.
-
-    Raises:
-        ArgumentError: faiss is not installed.
-    """
-    return FaissBackend(device) if name == "faiss" else TorchBackend(device)
-
-
-class TorchBackend:
-    """Matrix products, block by block; needs nothing but torch."""
 
     name: BackendName = "torch"
 
@@ -57,6 +30,7 @@ class TorchBackend:
         self.device = device
 
     def train(self, points: Tensor, num: int, *, seed: int) -> Tensor:
+        """Return ``num`` centroids, ``(k, p)``."""
         # The keys have a 0 in them so that a seed still makes the batches that it always made.
         sample = points[_draw(len(points), SAMPLED * num, rng.fold_in(seed, 0, "sample"))]
         centroids = sample[_draw(len(sample), num, rng.fold_in(seed, 0, "first"))]
@@ -66,15 +40,16 @@ class TorchBackend:
         return centroids
 
     def search(self, points: Tensor, centroids: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        block_scores, block_nearest = [], []
+        """Return the ``count`` nearest centroids of each point.
+
+        Shapes: scores ``(n, count)``, best first, and their centroids ``(n, count)``, int64.
+        """
+        best = []
         for block in points.split(max(1, _SCORES // len(centroids))):
             scores = block @ centroids.T
-            best, nearest = (
-                scores.max(dim=1, keepdim=True) if count == 1 else scores.topk(count, dim=1)
-            )
-            block_scores.append(best)
-            block_nearest.append(nearest)
-        return torch.cat(block_scores), torch.cat(block_nearest)
+            best.append(scores.max(1, keepdim=True) if count == 1 else scores.topk(count))
+        scores, nearest = (torch.cat(parts) for parts in zip(*best, strict=True))
+        return scores, nearest
 
 
 class FaissBackend:
@@ -125,6 +100,14 @@ class FaissBackend:
             return index
         resources = self._faiss.StandardGpuResources()
         return self._faiss.index_cpu_to_gpu(resources, self.device.index or 0, index)
+
+
+Backend = TorchBackend | FaissBackend
+
+
+def open_backend(name: BackendName, device: torch.device) -> Backend:
+    """Open a backend by its name; ArgumentError where it is not installed."""
+    return FaissBackend(device) if name == "faiss" else TorchBackend(device)
 
 
 def means(points: Tensor, assigned: Tensor, scores: Tensor, num: int) -> Tensor:

@@ -55,15 +55,19 @@ def make(
     # A shallow copy with another limit, which is part of its identity; a caller's model keeps its.
     surrogate = copy(surrogate)
     surrogate.max_tokens = min(surrogate.max_tokens, settings.max_tokens)
-    model = {"name": surrogate.name, "identity": surrogate.identity}
-    distributed.on_main(partial(_begin, output, facts, settings, model))
+    header = {
+        "settings": settings.recorded(),
+        "surrogate": {"name": surrogate.name, "identity": surrogate.identity},
+        "sources": [asdict(source) for source in facts],
+    }
+    distributed.on_main(partial(_begin, output, header))
     for number, source in enumerate(records):
         embed(source, surrogate, source_folder(output, number) / "vectors", console)
     for number in range(distributed.rank(), len(facts), distributed.world_size()):
         console.print(f"cut {facts[number].name}", highlight=False, markup=False)
         _divide(source_folder(output, number), facts[number], backend, settings)
     distributed.barrier()
-    distributed.on_main(partial(_write_header, output, facts, settings, model))
+    distributed.on_main(partial(_write_header, output, header))
     return BatchTable.open(output)
 
 
@@ -83,18 +87,14 @@ def report(table: BatchTable, output: Path, settings: ClusteringSettings, consol
     write_text(page, markdown(table, comparisons))
 
 
-def _begin(
-    output: Path,
-    facts: Sequence[SourceFacts],
-    settings: ClusteringSettings,
-    model: Mapping[str, str],
-) -> None:
+def _begin(output: Path, header: Mapping[str, Any]) -> None:
     """Claim the folder, or verify that it was claimed for the same batches."""
+    surrogate, facts = header["surrogate"], header["sources"]
     now: dict[str, Any] = {
-        "settings": settings.recorded(),
-        "surrogate": {**model, "identity": model["identity"][:12]},
-        "sources": {fact.name: {**asdict(fact), "content": fact.content[:12]} for fact in facts},
-        "order": [fact.name for fact in facts],
+        "settings": header["settings"],
+        "surrogate": {**surrogate, "identity": surrogate["identity"][:12]},
+        "sources": {fact["name"]: {**fact, "content": fact["content"][:12]} for fact in facts},
+        "order": [fact["name"] for fact in facts],
     }
     begun = output / _BEGUN
     if begun.is_file():
@@ -136,21 +136,10 @@ def write_order(folder: Path, order: NDArray[np.int64]) -> None:
         order.astype("<i8").tofile(aside)
 
 
-def _write_header(
-    folder: Path,
-    facts: Sequence[SourceFacts],
-    settings: ClusteringSettings,
-    model: Mapping[str, str],
-) -> None:
+def _write_header(output: Path, header: Mapping[str, Any]) -> None:
     """Write the header, which makes the table whole; the batches of all sources must be there."""
     digest = hashlib.sha256()
-    for number, fact in enumerate(facts):
-        digest.update(read_order(source_folder(folder, number), fact.rows).data)
-    header: dict[str, Any] = {
-        "settings": settings.recorded(),
-        "surrogate": dict(model),
-        "sources": [asdict(fact) for fact in facts],
-        "batches": digest.hexdigest(),
-    }
-    header["hash"] = sha256_of_json(header)
-    write_json(folder / HEADER, header)
+    for number, source in enumerate(header["sources"]):
+        digest.update(read_order(source_folder(output, number), source["rows"]).data)
+    header = {**header, "batches": digest.hexdigest()}
+    write_json(output / HEADER, {**header, "hash": sha256_of_json(header)})

@@ -31,14 +31,9 @@ class Quality:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """The batches of a source beside random ones. Shapes: b batches, of which m are measured."""
+    """The batches of a source beside random ones. Shapes: m batches are measured."""
 
-    name: str
-    rows: int
-    sizes: NDArray[np.int64]
-    """Number of rows in each of our batches, ``(b,)``."""
-    left_out: int
-    """Number of rows that are in no batch."""
+    batches: SourceBatches
     measured: NDArray[np.int64]
     """Numbers of the measured batches, ``(m,)``; a short batch is never among them."""
     random: Quality
@@ -56,13 +51,10 @@ def compare(batches: SourceBatches, device: torch.device, *, seed: int) -> Compa
     drawn = rng.permuted(places.reshape(-1), rows, rng.fold_in(seed, "random")).reshape(-1, size)
     ours = [batches[int(number)] for number in measured]
     return Comparison(
-        name=facts.name,
-        rows=rows,
-        sizes=np.array([size] * count + [rows - count * size] * (len(batches) > count)),
-        left_out=len(batches.left_out),
-        measured=measured,
-        random=measure(store.queries, store.documents, list(drawn), device),
-        ours=measure(store.queries, store.documents, ours, device),
+        batches,
+        measured,
+        measure(store.queries, store.documents, list(drawn), device),
+        measure(store.queries, store.documents, ours, device),
     )
 
 

@@ -38,8 +38,8 @@ def markdown(table: BatchTable, comparisons: Sequence[Comparison]) -> str:
         "",
         *(f"| {' | '.join(row)} |" for row in [*frame, *rows]),
         "",
-        *(f"- {comparison.name}: {comparison.left_out} rows in no batch"
-          for comparison in comparisons if comparison.left_out),
+        *(f"- {name}: {len(batches.left_out)} rows in no batch"
+          for name, batches in table.sources.items() if len(batches.left_out)),
         "",
         _LEGEND,
     ]  # fmt: skip
@@ -48,13 +48,12 @@ def markdown(table: BatchTable, comparisons: Sequence[Comparison]) -> str:
 
 def rows_of(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return a row for random batches and one for ours, under the columns of the report."""
-    name, sizes = comparison.name, comparison.sizes
-    full, last = int(sizes[0]), int(sizes[-1])
-    shown = str(full) if last == full else f"{last} to {full}"
-    random_count = str(comparison.rows // full)
+    batches, size = comparison.batches, comparison.batches.size
+    name, (full, rest) = batches.facts.name, divmod(batches.facts.rows, size)
+    sizes = f"{rest} to {size}" if len(batches) > full else str(size)
     return [
-        (name, "random", random_count, str(full), *numbers_of(comparison.random)),
-        (name, "ours", str(len(sizes)), shown, *numbers_of(comparison.ours)),
+        (name, "random", str(full), str(size), *numbers_of(comparison.random)),
+        (name, "ours", str(len(batches)), sizes, *numbers_of(comparison.ours)),
     ]
 
 
@@ -75,19 +74,21 @@ def plot(comparisons: Sequence[Comparison], path: Path) -> str | None:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "clusters"}):
         figure = Figure(figsize=(9.0, 6.4), layout="constrained")
         cohesion, negative, hardest, false = figure.subplots(2, 2).flat
+        histograms = (
+            (cohesion, "cohesion", 40, "Cohesion of a batch"),
+            (negative, "negative", 60, "Mean negative of a query (cosine)"),
+            (hardest, "hardest", 60, "Hardest negative of a query (cosine)"),
+        )
         for way, color in (("random", "C0"), ("ours", "C2")):
             qualities: list[Quality] = [getattr(comparison, way) for comparison in comparisons]
-            style = {"histtype": "step", "density": True, "label": way, "color": color}
-            cohesion.hist(np.concatenate([q.cohesion for q in qualities]), bins=40, **style)
-            negative.hist(np.concatenate([q.negative for q in qualities]), bins=60, **style)
-            hardest.hist(np.concatenate([q.hardest for q in qualities]), bins=60, **style)
-            false.bar(way, _mean(np.concatenate([q.false for q in qualities])), color=color)
-        cohesion.set(xlabel="Cohesion of a batch", ylabel="Density")
-        negative.set(xlabel="Mean negative of a query (cosine)", ylabel="Density")
-        hardest.set(xlabel="Hardest negative of a query (cosine)", ylabel="Density")
+            for axes, kind, bins, label in histograms:
+                values = np.concatenate([getattr(quality, kind) for quality in qualities])
+                axes.hist(values, bins, histtype="step", density=True, label=way, color=color)
+                axes.set(xlabel=label, ylabel="Density")
+                axes.legend()
+            share = _mean(np.concatenate([quality.false for quality in qualities]))
+            false.bar(way, share, color=color)
         false.set(ylabel="Rows with a false negative", ylim=(0, 1))
-        for axes in (cohesion, negative, hardest):
-            axes.legend()
         figure.savefig(path.with_suffix(".png"), dpi=150)
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     return None

@@ -12,6 +12,8 @@ from embedkit.storage.blocks import mapped
 
 SIDES = {"queries": "query", "documents": "positive"}
 """Names of the files of a store, and the column of the pairs that each was made from."""
+FACTS = "facts.json"
+"""File with the shape of the vectors, which is written last and makes a store whole."""
 DTYPE = np.dtype(np.float16)
 _PAIRS = 2**16
 """Number of pairs that are read at a time."""
@@ -26,7 +28,7 @@ class VectorStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            facts = json.loads((folder / "facts.json").read_text())
+            facts = json.loads((folder / FACTS).read_text())
             self.queries, self.documents = (
                 mapped(folder / f"{side}.f16", DTYPE, rows=facts["rows"], width=facts["width"])
                 for side in SIDES
@@ -40,6 +42,9 @@ class VectorStore:
     def __len__(self) -> int:
         return len(self.queries)
 
+    def __reduce__(self) -> tuple[type["VectorStore"], tuple[Path]]:
+        return VectorStore, (self.folder,)
+
     @property
     def width(self) -> int:
         return int(self.queries.shape[1])
@@ -49,6 +54,3 @@ class VectorStore:
         for start in range(0, len(self), _PAIRS):
             rows = slice(start, start + _PAIRS)
             yield self.queries[rows].astype(np.float32), self.documents[rows].astype(np.float32)
-
-    def __reduce__(self) -> tuple[type["VectorStore"], tuple[Path]]:
-        return VectorStore, (self.folder,)

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from embedkit.distributed.progress import track_progress
-from embedkit.mining.corpus import Ids
-from embedkit.mining.exclusions import Exclusions
+from embedkit.mining.corpus import Exclusions, Ids
 from embedkit.mining.search import Search
 from embedkit.storage.blocks import BlockFile
 

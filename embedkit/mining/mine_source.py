@@ -14,8 +14,7 @@ from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import DataError
 from embedkit.mining.audit import Audit, inspect
 from embedkit.mining.candidates import find_candidates, recall
-from embedkit.mining.corpus import open_corpus
-from embedkit.mining.exclusions import Exclusions
+from embedkit.mining.corpus import Exclusions, open_corpus
 from embedkit.mining.mined_source import RECORD, OutputFolder, write_manifest, write_pairs
 from embedkit.mining.search import (
     ExactSearch,

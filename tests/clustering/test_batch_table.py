@@ -19,7 +19,7 @@ from embedkit import BatchTable, DataError, Records, UserError
 from embedkit.clustering import build
 from embedkit.clustering.build import write_order
 from embedkit.clustering.quality import compare
-from embedkit.clustering.settings import ClusteringOptions, ClusteringSettings
+from embedkit.clustering.settings import ClusteringOptions
 from embedkit.recipe import load_recipe
 
 pytestmark = pytest.mark.slow
@@ -152,7 +152,8 @@ def test_a_folder_of_something_else_is_left_alone(
 
 def test_a_process_that_was_killed_as_it_began_can_be_repeated(tmp_path: Path) -> None:
     (tmp_path / ".begun.json.part").write_text("{")
-    build._begin(tmp_path, [], ClusteringSettings(), {"name": "m", "identity": "a" * 64})
+    surrogate = {"name": "m", "identity": "a" * 64}
+    build._begin(tmp_path, {"settings": {}, "surrogate": surrogate, "sources": []})
     assert (tmp_path / "begun.json").is_file()
 
 

@@ -4,8 +4,7 @@ from typing import Any
 import numpy as np
 
 from embedkit.data.pairs.records import Records
-from embedkit.mining.corpus import Corpus, Side, open_corpus
-from embedkit.mining.exclusions import Exclusions
+from embedkit.mining.corpus import Corpus, Exclusions, Side, open_corpus
 
 ROWS: list[dict[str, Any]] = [
     {"query": "heart attack", "positive": "Myocardial infarction", "negatives": ["Angina"]},
