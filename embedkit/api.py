@@ -1,6 +1,6 @@
-"""A recipe in, objects built, work done: what the commands and the Python API call.
+"""The functions that the commands and the Python API call: a recipe in, objects built, work done.
 
-What a function needs is imported when it is called, so that this module is imported at once.
+Modules that import torch are imported when a function is called, so that this one loads at once.
 """
 
 # mypy: implicit-reexport
@@ -12,87 +12,79 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embedkit.clustering.settings import SURROGATE, ClusteringSettings
+from embedkit.config import from_arguments
+from embedkit.data.manifests.json_schema import SchemaKind, json_schema
+from embedkit.errors import ArgumentError, DataError, UserError
+from embedkit.evaluation.settings import ComparisonFormat, EvaluationSettings, PerplexitySettings
+from embedkit.mining.settings import MiningSettings
+from embedkit.models.settings import ExportTarget
+from embedkit.recipe import (
+    PretrainRecipe,
+    Recipe,
+    as_recipe,
+    default_output,
+    explain,
+    load_any_recipe,
+    load_pretrain_recipe,
+    load_recipe,
+    show_recipes,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Unpack
 
     from rich.table import Table
 
-    from embedkit.clustering.settings import SURROGATE, ClusteringOptions, ClusteringSettings
+    from embedkit.clustering.settings import ClusteringOptions
     from embedkit.data.batch_table import BatchTable
     from embedkit.data.check_sources import SourceCheck
     from embedkit.data.describe import shipped_sources
     from embedkit.data.manifests.hub_lock import lock_sources
-    from embedkit.data.manifests.json_schema import SchemaKind, json_schema
     from embedkit.data.manifests.manifest import shipped_names
     from embedkit.data.pairs.records import Records
     from embedkit.data.text.texts import Texts
-    from embedkit.errors import ArgumentError, DataError, UserError
-    from embedkit.evaluation.comparing.comparison import Comparison, compare
+    from embedkit.evaluation.comparing.comparison import compare
     from embedkit.evaluation.comparing.formats import format_comparison
     from embedkit.evaluation.evaluate import estimate, evaluate
     from embedkit.evaluation.perplexity.pseudo_perplexity import evaluate_perplexity
     from embedkit.evaluation.recipe_tasks import write_held_out_tasks
-    from embedkit.evaluation.settings import (
-        ComparisonFormat,
-        EvaluationSettings,
-        PerplexitySettings,
-    )
     from embedkit.finetuning.mixture import sampling_shares
     from embedkit.finetuning.show_batch import texts_of_step
     from embedkit.mining.mine_source import mine
-    from embedkit.mining.settings import MiningSettings
     from embedkit.models.embedding_model import EmbeddingModel
     from embedkit.models.export import export
     from embedkit.models.load import load
-    from embedkit.models.settings import Dtype, ExportTarget
-    from embedkit.recipe import (
-        PretrainRecipe,
-        Recipe,
-        default_output,
-        explain,
-        load_any_recipe,
-        load_pretrain_recipe,
-        load_recipe,
-        show_recipes,
-    )
     from embedkit.training.trainer import Interrupted
 
 _HOMES = {
-    "clustering.settings": "SURROGATE ClusteringSettings",
-    "data.batch_table": "BatchTable",
-    "data.describe": "shipped_sources",
-    "data.manifests.hub_lock": "lock_sources",
-    "data.manifests.json_schema": "SchemaKind json_schema",
-    "data.manifests.manifest": "shipped_names",
-    "data.pairs.records": "Records",
-    "data.text.texts": "Texts",
-    "errors": "ArgumentError DataError UserError",
-    "evaluation.comparing.comparison": "compare",
-    "evaluation.comparing.formats": "format_comparison",
-    "evaluation.evaluate": "estimate evaluate",
-    "evaluation.perplexity.pseudo_perplexity": "evaluate_perplexity",
-    "evaluation.recipe_tasks": "write_held_out_tasks",
-    "evaluation.settings": "ComparisonFormat EvaluationSettings PerplexitySettings",
-    "finetuning.mixture": "sampling_shares",
-    "finetuning.show_batch": "texts_of_step",
-    "mining.mine_source": "mine",
-    "mining.settings": "MiningSettings",
-    "models.export": "export",
-    "models.load": "load",
-    "models.settings": "ExportTarget",
-    "recipe": "PretrainRecipe Recipe default_output explain show_recipes "
-    "load_any_recipe load_pretrain_recipe load_recipe",
-    "training.trainer": "Interrupted",
+    "BatchTable": "data.batch_table",
+    "shipped_sources": "data.describe",
+    "lock_sources": "data.manifests.hub_lock",
+    "shipped_names": "data.manifests.manifest",
+    "Records": "data.pairs.records",
+    "Texts": "data.text.texts",
+    "compare": "evaluation.comparing.comparison",
+    "format_comparison": "evaluation.comparing.formats",
+    "estimate": "evaluation.evaluate",
+    "evaluate": "evaluation.evaluate",
+    "evaluate_perplexity": "evaluation.perplexity.pseudo_perplexity",
+    "write_held_out_tasks": "evaluation.recipe_tasks",
+    "sampling_shares": "finetuning.mixture",
+    "texts_of_step": "finetuning.show_batch",
+    "mine": "mining.mine_source",
+    "export": "models.export",
+    "load": "models.load",
+    "Interrupted": "training.trainer",
 }
-"""What other modules have and this one offers, loaded when it is first asked for."""
+"""Modules of names that are imported when first asked for, since they import numpy or torch."""
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names.split():
-            return getattr(importlib.import_module(f"embedkit.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"embedkit.{_HOMES[name]}"), name)
 
 
 def finetune(
@@ -125,7 +117,6 @@ def finetune(
         Interrupted: the run was asked to stop and has written a checkpoint.
     """
     from embedkit.finetuning.run import prepare
-    from embedkit.recipe import as_recipe, default_output
     from embedkit.training.trainer import run_training
 
     resolved = as_recipe(recipe)
@@ -169,7 +160,6 @@ def pretrain(
         Interrupted: the run was asked to stop and has written a checkpoint.
     """
     from embedkit.pretraining.run import prepare
-    from embedkit.recipe import PretrainRecipe, default_output, load_pretrain_recipe
     from embedkit.training.trainer import run_training
 
     resolved = recipe if isinstance(recipe, PretrainRecipe) else load_pretrain_recipe(str(recipe))
@@ -210,11 +200,8 @@ def cluster(
 
     from embedkit import distributed
     from embedkit.clustering import build
-    from embedkit.clustering.settings import SURROGATE, ClusteringSettings
-    from embedkit.config import from_arguments
     from embedkit.finetuning.mixture import open_mixture
     from embedkit.models.load import one_stage
-    from embedkit.recipe import as_recipe
 
     settings = from_arguments(ClusteringSettings, options)
     device = distributed.local_device()
@@ -272,11 +259,9 @@ def prepare_data(
         on_progress: hears a line whenever a source of pairs is opened or tokenized.
     """
     from embedkit.data.text.texts import Texts
-    from embedkit.errors import UserError
     from embedkit.finetuning.prepare_pairs import prepare_pairs
     from embedkit.pretraining.mixture import texts_of
     from embedkit.pretraining.prepare_texts import prepare_texts
-    from embedkit.recipe import Recipe, load_any_recipe
 
     if recipe and not names:
         resolved = load_any_recipe(recipe)

@@ -1,6 +1,7 @@
-"""What a key of a recipe means, and what the recipes of the papers set it to."""
+"""Explains a key of a recipe: its meaning, and the values in the recipes of the papers."""
 
 import difflib
+import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -50,7 +51,10 @@ def explain(key: str) -> str:
     Raises:
         UserError: no recipe has such a key; the message offers near ones.
     """
-    known = [field for kind, section in _KINDS.items() for field in _keys(kind, section)]
+    known: list[_Key] = []
+    for kind, section in _KINDS.items():
+        schema = section.model_json_schema()
+        known += _keys(kind, "", schema, schema["$defs"])
     matches = [field for field in known if field.path == key]
     if not matches:
         raise UserError(f"{key}: no recipe has such a key{_near(key, known)}")
@@ -58,17 +62,13 @@ def explain(key: str) -> str:
     for match in matches:
         texts.setdefault(_described(match, known), []).append(match.kind)
     pages = [f"{key} ({', '.join(dict.fromkeys(kinds))})\n{text}" for text, kinds in texts.items()]
-    is_table = any(field.path.startswith(f"{key}.") for field in known)
-    evidence = "" if is_table else _evidence(key)
-    return "\n".join([*pages, *([evidence] if evidence else [])])
+    if not any(field.path.startswith(f"{key}.") for field in known):
+        pages += _evidence(key)
+    return "\n".join(pages)
 
 
-def _keys(kind: str, section: type[Training]) -> Iterator[_Key]:
-    schema = section.model_json_schema()
-    yield from _keys_below(kind, "", schema, schema["$defs"])
-
-
-def _keys_below(kind: str, path: str, schema: Schema, sections: Schema) -> Iterator[_Key]:
+def _keys(kind: str, path: str, schema: Schema, sections: Schema) -> Iterator[_Key]:
+    """Yield the keys of a table and of the tables inside it."""
     for name, field in schema.get("properties", {}).items():
         tables = list(_tables(field, sections))
         of_table = tables[0].get("description", "") if len(tables) == 1 else ""
@@ -78,7 +78,7 @@ def _keys_below(kind: str, path: str, schema: Schema, sections: Schema) -> Itera
         for table in tables:
             objective = table["properties"].get("kind", {}).get("const")
             whose = f"{kind}, {name}.kind = {objective}" if len(tables) > 1 else kind
-            yield from _keys_below(whose, f"{key.path}.", table, sections)
+            yield from _keys(whose, f"{key.path}.", table, sections)
 
 
 def _tables(schema: Schema, sections: Schema) -> Iterator[Schema]:
@@ -99,7 +99,7 @@ def _described(key: _Key, known: list[_Key]) -> str:
     default = "required" if key.required else f"default {_toml(key.schema.get('default'))}"
     lines = [f"  {_type(key.schema)}" + ("" if paths else f", {default}")]
     if key.description:
-        lines.append(textwrap.indent(textwrap.fill(_plain(key.description), 96), "  "))
+        lines.append(textwrap.indent(textwrap.fill(key.description.replace("``", ""), 96), "  "))
     if paths:
         keys = textwrap.fill(", ".join(paths), 88, break_on_hyphens=False)
         lines.append("  keys: " + keys.replace("\n", "\n        "))
@@ -118,18 +118,8 @@ def _type(schema: Schema) -> str:
     return " ".join([_WORDS[schema.get("type", "object")], " and ".join(bounds)]).rstrip()
 
 
-def _plain(description: str) -> str:
-    return " ".join(description.replace("``", "").split())
-
-
 def _toml(value: Any) -> str:
-    if value is None:
-        return "unset"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return "unset" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _near(key: str, known: list[_Key]) -> str:
@@ -144,20 +134,20 @@ def _near(key: str, known: list[_Key]) -> str:
     return f", did you mean {' or '.join(near)}?" if near else "; embedkit show prints a recipe"
 
 
-def _evidence(key: str) -> str:
-    """Return the value of ``key`` in each recipe of a paper that sets it, with its comment."""
+def _evidence(key: str) -> list[str]:
+    """Return a page with the value of ``key`` in each recipe of a paper that sets it, if any."""
     lines = []
+    *tables, last = key.split(".")
     for name in PAPER_RECIPES:
         path = find("recipes", name)
-        *tables, last = key.split(".")
-        value: Any = read_toml(path)
-        for table in tables:
-            value = value.get(table, {})
-        if last in value:
-            lines.append(f"  {name}: {_toml(value[last])}")
+        table: Any = read_toml(path)
+        for part in tables:
+            table = table.get(part, {})
+        if last in table:
+            lines.append(f"  {name}: {_toml(table[last])}")
             if comment := _comment(path.read_text(encoding="utf-8"), ".".join(tables), last):
                 lines.append(textwrap.indent(textwrap.fill(comment, 92), "      "))
-    return "\n".join(["set in the recipes of the papers:", *lines, ""]) if lines else ""
+    return ["\n".join(["set in the recipes of the papers:", *lines, ""])] if lines else []
 
 
 def _comment(text: str, table: str, key: str) -> str:

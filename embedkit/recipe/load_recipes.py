@@ -1,10 +1,12 @@
-"""Functions that read and validate a recipe from TOML."""
+"""Reads, validates and prints recipes in TOML."""
 
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from embedkit.config import find, override, read_toml, validated
+import tomli_w
+
+from embedkit.config import differences, find, override, read_toml, validated
 from embedkit.errors import UserError
 from embedkit.recipe.finetune_recipe import Recipe
 from embedkit.recipe.pretrain_recipe import PretrainRecipe
@@ -51,6 +53,25 @@ def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | Pretra
     if kind == "masked_lm":
         return validated(PretrainRecipe, tables, name)
     return validated(Recipe, tables, name)
+
+
+def show_recipes(names: Sequence[str], overrides: Sequence[str] = ()) -> str:
+    """Return a recipe as TOML with every default filled in, or the differences between two.
+
+    Args:
+        names: one or two names under ``recipes/``, or paths.
+        overrides: ``dotted.key=value`` assignments, which change both.
+
+    Raises:
+        UserError: there is no such recipe, it is not valid, or there are more than two.
+    """
+    recipes = [load_any_recipe(name, overrides) for name in names]
+    tables = [recipe.model_dump(mode="json", exclude_none=True) for recipe in recipes]
+    if len(tables) == 1:
+        return tomli_w.dumps(tables[0])
+    if len(tables) != 2:
+        raise UserError(f"show takes one recipe, or two to compare, not {len(tables)}")
+    return "".join(f"{line}\n" for line in differences(tables[0], tables[1]))
 
 
 def default_output(recipe: Training | str | Path) -> Path:
