@@ -1,9 +1,10 @@
-"""Task folders: evaluation data of one's own, scored by mteb's own classes.
+"""Reads task folders, a user's own evaluation data, as tasks of mteb's classes.
 
 A folder holds ``task.json``, which names the type, and the data as JSON lines (retrieval: BEIR
-layout). Everything is read and checked here, before any text is encoded.
+layout). Everything is read and checked before any text is encoded.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +23,12 @@ from mteb.abstasks.text.summarization import AbsTaskSummarization
 
 from embedkit.errors import DataError
 from embedkit.evaluation.task_folders import layouts
-from embedkit.evaluation.task_folders.files import content_hash, read_object
+from embedkit.storage.hashing import sha256_of_file, sha256_of_text
 from embedkit.tokens.prompts import SIDES, as_prefix
 
 
 def read_task_folders(folder: Path) -> list[AbsTask]:
-    """The tasks of a folder: itself when it holds ``task.json``, else each folder in it.
+    """Return the task of a folder that holds ``task.json``, or else of each folder in it.
 
     Raises:
         DataError: names the file, the line and the remedy of the first mistake.
@@ -54,48 +55,54 @@ class _Kind:
     type: str
     main_score: str
     read: Callable[[Path], dict[str, Any]]
-    """From the folder to the attributes of the task, ``dataset`` among them."""
+    """Reads a folder and returns attributes of the task, among them ``dataset``."""
     files: tuple[str, ...] = ("test.jsonl",)
-    category: str = "t2t"
 
 
 def _tasks(folder: Path) -> list[AbsTask]:
     path = folder / "task.json"
-    settings = read_object(path)
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8: {error.reason}; save the file as UTF-8") from None
+    if not isinstance(settings, dict):
+        raise DataError(f"{path}:1: must be a JSON object, like {{...}}")
     known = [*_KINDS, "classification+clustering"]
     wanted = settings.get("type")
     if wanted not in known:
         raise DataError(f"{path}: type must be one of {', '.join(known)} (got {wanted!r})")
-    name = folder.resolve().name
-    if wanted in _KINDS:
-        return [_task(folder, name, settings, _KINDS[wanted])]
-    return [_task(folder, f"{name}_{one}", settings, _KINDS[one]) for one in wanted.split("+")]
+    name, kinds = folder.resolve().name, wanted.split("+")
+    names = [f"{name}_{kind}" for kind in kinds] if len(kinds) > 1 else [name]
+    return [_task(folder, *pair, settings) for pair in zip(names, kinds, strict=True)]
 
 
-def _task(folder: Path, name: str, settings: Mapping[str, Any], kind: _Kind) -> AbsTask:
+def _task(folder: Path, name: str, wanted: str, settings: Mapping[str, Any]) -> AbsTask:
+    kind = _KINDS[wanted]
     prompts = _prompts(folder / "task.json", settings, sided=kind.base is AbsTaskRetrieval)
     attributes = kind.read(folder)
-    revision = content_hash([folder / file for file in ("task.json", *kind.files)])
+    hashes = [f"{file} {sha256_of_file(folder / file)}\n" for file in ("task.json", *kind.files)]
     metadata = TaskMetadata.model_validate(
         {
             "name": name,
             "description": f"The task folder {folder}, licence {settings.get('license')}",
-            "dataset": {"path": str(folder), "revision": revision},
+            "dataset": {"path": str(folder), "revision": sha256_of_text("".join(hashes))},
             "type": kind.type,
-            "category": kind.category,
+            "category": "t2c" if kind.type in ("Classification", "Clustering") else "t2t",
             "eval_splits": ["test"],
             "eval_langs": ["eng-Latn"],
             "main_score": kind.main_score,
         }
     )
-    # A class for each folder, because mteb keeps what describes a task on its class.
-    own = {"metadata": metadata, "own_prompts": prompts, **attributes, "data_loaded": True}
-    task: AbsTask = type(kind.base.__name__, (kind.base,), own)()
+    # A class for each folder, because mteb stores what describes a task on its class.
+    attributes |= {"metadata": metadata, "own_prompts": prompts, "data_loaded": True}
+    task: AbsTask = type(kind.base.__name__, (kind.base,), attributes)()
     return task
 
 
 def _prompts(path: Path, settings: Mapping[str, Any], *, sided: bool) -> dict[str, str]:
-    """The folder's own prefixes, by side; ``text`` is the side of tasks that have none."""
+    """Return the folder's own prefixes by side; tasks without sides have the side ``text``."""
     key = "prompts" if "prompts" in settings else "instruction"
     value = settings.get(key)
     if value is None:
@@ -109,14 +116,9 @@ def _prompts(path: Path, settings: Mapping[str, Any], *, sided: bool) -> dict[st
     return prefixes if sided else {"text": prefixes.get("query", "")}
 
 
+_BEIR = ("corpus.jsonl", "queries.jsonl", "qrels.tsv")
 _KINDS = {
-    "retrieval": _Kind(
-        AbsTaskRetrieval,
-        "Retrieval",
-        "ndcg_at_10",
-        layouts.retrieval,
-        files=("corpus.jsonl", "queries.jsonl", "qrels.tsv"),
-    ),
+    "retrieval": _Kind(AbsTaskRetrieval, "Retrieval", "ndcg_at_10", layouts.retrieval, _BEIR),
     "reranking": _Kind(AbsTaskRetrieval, "Reranking", "map_at_1000", layouts.reranking),
     "sts": _Kind(AbsTaskSTS, "STS", "cosine_spearman", layouts.sts),
     "pair_classification": _Kind(
@@ -127,12 +129,9 @@ _KINDS = {
         "Classification",
         "accuracy",
         layouts.classification,
-        files=("train.jsonl", "test.jsonl"),
-        category="t2c",
+        ("train.jsonl", "test.jsonl"),
     ),
-    "clustering": _Kind(
-        AbsTaskClusteringLegacy, "Clustering", "v_measure", layouts.clustering, category="t2c"
-    ),
+    "clustering": _Kind(AbsTaskClusteringLegacy, "Clustering", "v_measure", layouts.clustering),
     "summarization": _Kind(
         AbsTaskSummarization, "Summarization", "cosine_spearman", layouts.summarization
     ),
