@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from embedkit.data.manifests.manifest import shipped_names
     from embedkit.data.pairs.records import Records
     from embedkit.data.text.texts import Texts
-    from embedkit.evaluation.comparing.comparison import compare
-    from embedkit.evaluation.comparing.formats import format_comparison
+    from embedkit.evaluation.comparing.comparison import compare, format_comparison
     from embedkit.evaluation.evaluate import estimate, evaluate
     from embedkit.evaluation.perplexity.pseudo_perplexity import evaluate_perplexity
     from embedkit.evaluation.recipe_tasks import write_held_out_tasks
@@ -66,7 +65,7 @@ _HOMES = {
     "Records": "data.pairs.records",
     "Texts": "data.text.texts",
     "compare": "evaluation.comparing.comparison",
-    "format_comparison": "evaluation.comparing.formats",
+    "format_comparison": "evaluation.comparing.comparison",
     "estimate": "evaluation.evaluate",
     "evaluate": "evaluation.evaluate",
     "evaluate_perplexity": "evaluation.perplexity.pseudo_perplexity",

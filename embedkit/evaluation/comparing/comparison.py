@@ -1,26 +1,42 @@
-"""Several evaluations side by side, in the shape of the paper's Table 4."""
+"""Compares evaluations, with each other and with published results, like the paper's Table 4."""
 
-from collections.abc import Mapping, Sequence
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from rich import box
+from rich.table import Column, Table
+from rich.text import Text
 
 from embedkit import rng
 from embedkit.config import Section, read_toml, validated
 from embedkit.errors import UserError
-from embedkit.evaluation.summary import TYPES, Summary
+from embedkit.evaluation.settings import ComparisonFormat
+from embedkit.evaluation.summary import TYPES, Summary, as_text
 
 RESAMPLES = 10_000
 LEVEL = 0.95
 SEED = 0
-"""Of the bootstrap, as the two above."""
+"""Random seed of the bootstrap, which draws ``RESAMPLES`` for an interval of ``LEVEL``."""
+
+_SHORT = {
+    "Classification": "Class.",
+    "Clustering": "Clust.",
+    "PairClassification": "PairClass.",
+    "Reranking": "Rerank.",
+    "Retrieval": "Retr.",
+    "Summarization": "Summ.",
+}
+"""Column heads of the paper, which fit on a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of two means over the same tasks, and the interval that resampling the tasks gives."""
+    """Difference of two means over the same tasks, with its bootstrap interval over tasks."""
 
     mean: float
     low: float
@@ -34,9 +50,9 @@ class Row:
     name: str
     types: Mapping[str, float]
     average: float
-    """Over tasks, as in the paper."""
+    """Mean over tasks, as in the paper."""
     difference: Difference | None = None
-    """To the first row; the first row and published ones have none."""
+    """Difference to the first row; ``None`` for the first row and published ones."""
     published: bool = False
 
 
@@ -44,17 +60,17 @@ class Row:
 class Comparison:
     rows: tuple[Row, ...]
     types: tuple[str, ...]
-    """The columns: the seven of MTEB(eng, v1), and others that were measured."""
+    """Columns: the seven types of MTEB(eng, v1), and others that were measured."""
     tasks: int
-    """Those that every run has a score of."""
+    """Number of tasks that have a score in every run."""
     left_out: tuple[str, ...] = ()
-    """Those that only some runs have a score of."""
+    """Tasks that have a score in some runs only."""
     notes: tuple[str, ...] = ()
 
     def best(self, column: str) -> float | None:
-        """The highest mean of the runs; published rows, over other tasks perhaps, do not count."""
-        own = [value_of(row, column) for row in self.rows if not row.published]
-        return max((each for each in own if each is not None), default=None)
+        """Return the highest mean of the runs, without published rows, whose tasks may differ."""
+        values = [value_of(row, column) for row in self.rows if not row.published]
+        return max((value for value in values if value is not None), default=None)
 
 
 class _Published(Section):
@@ -69,25 +85,28 @@ class _Table(Section):
 
 
 def value_of(row: Row, column: str) -> float | None:
-    """The mean of a type, or the average."""
+    """Return the mean of a type, or the average."""
     return row.average if column == "average" else row.types.get(column)
 
 
 def read_run(folder: Path) -> tuple[str, Summary]:
-    """The name and the summary of a run of ``finetune``, or of a folder of ``eval-mteb``.
+    """Return name and summary of a run of ``finetune`` or of an output folder of ``eval-mteb``.
 
     Raises:
         UserError: the folder holds no evaluation.
     """
+    whole, within = folder.resolve(), folder.resolve().parent
     for name, path in (
-        (_own_name(folder), folder / "summary.json"),
-        (folder.resolve().name, folder / "eval" / "after" / "summary.json"),
+        # An evaluation within a run is named after both.
+        (f"{within.parent.name} {whole.name}" if within.name == "eval" else whole.name, folder),
+        (whole.name, folder / "eval" / "after"),
     ):
-        if path.is_file():
+        summary = path / "summary.json"
+        if summary.is_file():
             try:
-                return name, Summary.read(path)
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise UserError(f"{path}: is no summary of an evaluation") from None
+                return name, Summary.read(summary)
+            except ValueError:
+                raise UserError(f"{summary}: is no summary of an evaluation") from None
     raise UserError(
         f"{folder}: holds neither summary.json nor eval/after/summary.json: evaluate it with "
         "embedkit eval-mteb, or give its recipe an [evaluation]"
@@ -95,7 +114,7 @@ def read_run(folder: Path) -> tuple[str, Summary]:
 
 
 def compare(runs: Sequence[str | Path], *, paper: bool = False) -> Comparison:
-    """Set evaluations side by side, in the shape of the paper's Table 4.
+    """Compare evaluations over the tasks that all of them have scored.
 
     Args:
         runs: folders of ``finetune``, or outputs of ``evaluate``. Differences are to the first.
@@ -109,36 +128,38 @@ def compare(runs: Sequence[str | Path], *, paper: bool = False) -> Comparison:
 
 
 def compare_summaries(runs: Sequence[tuple[str, Summary]], *, paper: bool = False) -> Comparison:
-    """Set runs side by side over the tasks that all of them have a score of.
-
-    Raises:
-        UserError: there is no such task, or two runs have one name.
-    """
+    """Compare named summaries, as ``compare`` does folders."""
     names = [name for name, _ in runs]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"two runs are called {', '.join(repeated)}: rename one's folder")
+    first = runs[0][1]
     scored = [set(summary.scores) for _, summary in runs]
-    shared = [name for name in runs[0][1].scores if all(name in each for each in scored)]
+    shared = [task for task in first.scores if all(task in tasks for tasks in scored)]
     if not shared:
         raise UserError(f"{', '.join(names)}: no task has a score in all of them")
-    first = runs[0][1]
     rows = [
         _row(name, summary, shared, None if number == 0 else first)
         for number, (name, summary) in enumerate(runs)
     ]
     published, notes = _published(len(shared)) if paper else ([], [])
-    measured = {first.scores[name].type for name in shared}
+    mismatches = [
+        f"{task}: the runs differ in its {what}"
+        for task in shared
+        for what in ("revision", "metric", "splits")
+        if len({getattr(summary.scores[task], what) for _, summary in runs}) > 1
+    ]
+    measured = {first.scores[task].type for task in shared}
     return Comparison(
         rows=(*rows, *published),
         types=(*TYPES, *sorted(measured - set(TYPES))),
         tasks=len(shared),
         left_out=tuple(sorted(set().union(*scored) - set(shared))),
-        notes=tuple(_mismatches(runs, shared) + notes),
+        notes=(*mismatches, *notes),
     )
 
 
 def interval(differences: Sequence[float], seed: int = SEED) -> Difference:
-    """The mean of paired differences, with the percentiles of its bootstrap over tasks."""
+    """Return the mean of paired differences, with the percentiles of its bootstrap over tasks."""
     values = np.asarray(differences, dtype=np.float64)
     draws = np.random.default_rng(rng.fold_in(seed, "compare"))
     chosen = draws.integers(0, len(values), size=(RESAMPLES, len(values)))
@@ -155,30 +176,118 @@ def _row(name: str, summary: Summary, tasks: Sequence[str], first: Summary | Non
     difference = None
     if first is not None:
         difference = interval([scores[task] - 100 * first.scores[task].score for task in tasks])
-    types = {type_: fmean(each) for type_, each in by_type.items()}
+    types = {type_: fmean(values) for type_, values in by_type.items()}
     return Row(name, types, fmean(scores.values()), difference)
 
 
 def _published(tasks: int) -> tuple[list[Row], list[str]]:
     path = Path(__file__).with_name("paper_table4.toml")
     table = validated(_Table, read_toml(path), str(path))
-    rows = [Row(each.name, each.types, each.average, published=True) for each in table.row]
+    rows = [Row(row.name, row.types, row.average, published=True) for row in table.row]
     note = "Rows of the paper (Table 4) are over the 56 tasks of MTEB(eng, v1)"
     return rows, [note if tasks == table.tasks else f"{note}, the others over {tasks} tasks"]
 
 
-def _mismatches(runs: Sequence[tuple[str, Summary]], tasks: Sequence[str]) -> list[str]:
-    """What makes scores of one task incomparable: other data, or another metric."""
-    found = []
-    for task in tasks:
-        for what in ("revision", "metric", "splits"):
-            if len({getattr(summary.scores[task], what) for _, summary in runs}) > 1:
-                found.append(f"{task}: the runs differ in its {what}")
-    return found
+def format_comparison(comparison: Comparison, format: ComparisonFormat = "text") -> str:
+    """Write a comparison as a table for the terminal, as CSV, LaTeX or Markdown."""
+    return FORMATS[format](comparison)
 
 
-def _own_name(folder: Path) -> str:
-    """What a folder with a summary is called: that of a run within it has the run's name too."""
-    path = folder.resolve()
-    within = path.parent.name == "eval"
-    return f"{path.parent.parent.name} {path.name}" if within else path.name
+def as_plain(comparison: Comparison) -> str:
+    """Return a table for a terminal, in which an asterisk marks the best run."""
+    name, *heads = _heads(comparison)
+    columns = [Column(head, justify="right", no_wrap=True) for head in heads]
+    table = Table(Column(name, no_wrap=True), *columns, box=box.SIMPLE_HEAD)
+    for row in comparison.rows:
+        table.add_row(*map(Text, _cells(comparison, row, lambda cell: f"{cell}*")))
+    lines = as_text(table, width=160).rstrip().splitlines()
+    notes = [*_notes(comparison), "* the best of the runs"]
+    return "\n".join([*(line.rstrip() for line in lines), "", *notes]) + "\n"
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """Return a table in GitHub's Markdown, in which the best run is bold."""
+    heads = _heads(comparison)
+    rows = [_cells(comparison, row, lambda cell: f"**{cell}**") for row in comparison.rows]
+    ruler = ["---", *["---:"] * (len(heads) - 1)]
+    lines = [
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+        for row in [heads, ruler, *rows]
+    ]
+    return "\n".join([*lines, "", *_notes(comparison)]) + "\n"
+
+
+def as_latex(comparison: Comparison) -> str:
+    """Return a ``tabular`` for the package booktabs, in which the best run is bold."""
+    heads = _heads(comparison)
+    lines = [f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", "\\toprule"]
+    lines += [_latex_row([_escaped(head) for head in heads]), "\\midrule"]
+    for number, row in enumerate(comparison.rows):
+        if row.published and not comparison.rows[number - 1].published:
+            lines.append("\\midrule")
+        name, *cells = _cells(comparison, row, lambda cell: f"\\textbf{{{cell}}}")
+        lines.append(_latex_row([_escaped(name), *cells]))
+    lines += ["\\bottomrule", "\\end{tabular}"]
+    return "\n".join([*lines, *(f"% {note}" for note in _notes(comparison))]) + "\n"
+
+
+def as_csv(comparison: Comparison) -> str:
+    """Return unrounded numbers; ``best`` names the columns in which the row is the best run."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    columns = [*comparison.types, "average"]
+    ends = ["difference", "difference_low", "difference_high", "tasks", "published", "best"]
+    writer.writerow(["model", *columns, *ends])
+    for row in comparison.rows:
+        change = row.difference
+        bounds = [change.mean, change.low, change.high] if change else [None] * 3
+        tasks = None if row.published else comparison.tasks
+        best = " ".join(column for column in columns if _is_best(comparison, row, column))
+        values = [value_of(row, column) for column in columns]
+        writer.writerow([row.name, *values, *bounds, tasks, row.published, best])
+    return stream.getvalue()
+
+
+FORMATS = {"text": as_plain, "csv": as_csv, "latex": as_latex, "markdown": as_markdown}
+
+
+def _heads(comparison: Comparison) -> list[str]:
+    types = [_SHORT.get(type_, type_) for type_ in comparison.types]
+    return ["model", *types, "average", f"difference [{100 * LEVEL:.0f} %]"]
+
+
+def _cells(comparison: Comparison, row: Row, mark: Callable[[str], str]) -> list[str]:
+    cells = [f"{row.name} (paper)" if row.published else row.name]
+    for column in (*comparison.types, "average"):
+        value = value_of(row, column)
+        # The paper prints one decimal.
+        shown = "-" if value is None else f"{value:.{1 if row.published else 2}f}"
+        cells.append(mark(shown) if _is_best(comparison, row, column) else shown)
+    change = row.difference
+    cells.append(f"{change.mean:+.2f} [{change.low:+.2f}, {change.high:+.2f}]" if change else "-")
+    return cells
+
+
+def _is_best(comparison: Comparison, row: Row, column: str) -> bool:
+    value = value_of(row, column)
+    return not row.published and value is not None and value == comparison.best(column)
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    first = (
+        f"Scores times 100, over the {comparison.tasks} tasks that all runs have; the average is "
+        f"over tasks. Differences are to {comparison.rows[0].name}, with {100 * LEVEL:.0f} % "
+        f"intervals of {RESAMPLES:,} bootstrap resamples of the {comparison.tasks} tasks (seed "
+        f"{SEED})."
+    )
+    left_out = f"Left out, since some run lacks them: {', '.join(comparison.left_out)}."
+    notes = [f"{note}." for note in comparison.notes]
+    return [first, *([left_out] if comparison.left_out else []), *notes]
+
+
+def _latex_row(cells: list[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\{char}" if char in "&%$#_{}" else char for char in text)

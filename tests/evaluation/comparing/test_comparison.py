@@ -9,13 +9,17 @@ from embedkit_cli.app import main
 
 from embedkit.errors import UserError
 from embedkit.evaluation.comparing.comparison import (
+    FORMATS,
     Comparison,
+    as_csv,
+    as_latex,
+    as_markdown,
+    as_plain,
     compare_summaries,
     interval,
     read_run,
     value_of,
 )
-from embedkit.evaluation.comparing.formats import FORMATS, as_csv, as_latex, as_markdown, as_plain
 from embedkit.evaluation.summary import TYPES, Summary, TaskScore
 
 KINDS = {"NQ": "Retrieval", "FEVER": "Retrieval", "STS12": "STS", "STS13": "STS"}
