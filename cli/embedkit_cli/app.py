@@ -166,7 +166,7 @@ def _tell(mistake: str) -> None:
     if rank is not None:
         from embedkit import distributed
 
-        if not distributed.is_first_to_tell(mistake):
+        if not distributed.reports_first(mistake):
             return
     found_by = "" if _is_main() else f"rank {rank}: "
     sys.stderr.write(f"error: {found_by}{mistake}\n")

@@ -1,5 +1,7 @@
 """Ranks, sharding and progress bars: the only user of ``torch.distributed``."""
 
+# mypy: implicit-reexport
+# ruff: noqa: F401
 from embedkit.distributed.ranks import (
     PATIENCE,
     any_rank,
@@ -8,32 +10,13 @@ from embedkit.distributed.ranks import (
     fails_first,
     gather,
     group,
-    is_first_to_tell,
     is_main,
     local_device,
     max_over_ranks,
     on_main,
     rank,
+    reports_first,
     share_of,
     sum_over_ranks,
     world_size,
 )
-
-__all__ = [
-    "PATIENCE",
-    "any_rank",
-    "average_gradients",
-    "barrier",
-    "fails_first",
-    "gather",
-    "group",
-    "is_first_to_tell",
-    "is_main",
-    "local_device",
-    "max_over_ranks",
-    "on_main",
-    "rank",
-    "share_of",
-    "sum_over_ranks",
-    "world_size",
-]

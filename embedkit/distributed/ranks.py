@@ -69,15 +69,15 @@ def is_main() -> bool:
 
 def local_device() -> torch.device:
     """Return the CUDA device of this process's local rank, made the current one, or the CPU."""
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-        return device
-    return torch.device("cpu")
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
 
 
 def share_of(count: int, rank: int, world_size: int) -> slice:
-    """Return a rank's contiguous part of ``count`` items; sizes differ by at most one."""
+    """Return a rank's contiguous part of ``count`` items; sizes of parts differ by at most one."""
     return slice(count * rank // world_size, count * (rank + 1) // world_size)
 
 
@@ -90,17 +90,17 @@ def on_main(work: Callable[[], ResultT]) -> ResultT:
     """Run ``work`` on rank 0 and return its result on every rank; a UserError is raised on all."""
     if world_size() == 1:
         return work()
-    box: list[Any] = [None]
+    result: Any = None
     if is_main():
         try:
-            box = [work()]
+            result = work()
         except UserError as error:
-            box = [error]
+            result = error
+    box = [result]
     dist.broadcast_object_list(box, src=0)
     if isinstance(box[0], UserError):
         raise box[0]
-    result: ResultT = box[0]
-    return result
+    return box[0]
 
 
 def fails_first() -> bool:
@@ -113,11 +113,11 @@ def fails_first() -> bool:
     return store is None or store.add(_FAILED, 1) == 1
 
 
-def is_first_to_tell(mistake: str) -> bool:
-    """Return whether this rank is to print a mistake, which other ranks may meet too.
+def reports_first(mistake: str) -> bool:
+    """Record that this rank fails by ``mistake``, and return whether it should print the mistake.
 
-    Exactly one rank prints it, preferably rank 0, for which the others wait ``PATIENCE`` seconds.
-    A group need not be joined yet.
+    Exactly one of the ranks that make a mistake prints it, preferably rank 0, for which the others
+    wait ``PATIENCE`` seconds. A group need not be joined yet.
     """
     store = _launcher_store()
     if store is None:
@@ -144,11 +144,7 @@ def _launcher_store() -> Store | None:
 
 def any_rank(flag: bool, device: torch.device) -> bool:
     """Return whether ``flag`` is true on any rank."""
-    if world_size() == 1:
-        return flag
-    box = torch.tensor([int(flag)], device=device)
-    dist.all_reduce(box, op=dist.ReduceOp.MAX)
-    return bool(box.item())
+    return bool(max_over_ranks(int(flag), device))
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
@@ -179,7 +175,10 @@ def gather(rows: Tensor) -> tuple[Tensor, int]:
     """
     if world_size() == 1:
         return rows, 0
-    counts = _counts(rows)
+    mine = torch.tensor([len(rows)], device=rows.device)
+    lengths = [torch.zeros_like(mine) for _ in range(world_size())]
+    dist.all_gather(lengths, mine)
+    counts = [int(length) for length in lengths]
     gathered: Tensor = _Gather.apply(rows, counts)
     return gathered, sum(counts[: rank()])
 
@@ -193,11 +192,11 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
         return
     bucket: list[Tensor] = []
     size = 0
-    for parameter in parameters:
-        if parameter.grad is None or isinstance(parameter.grad, DTensor):
+    for gradient in (parameter.grad for parameter in parameters):
+        if gradient is None or isinstance(gradient, DTensor):
             continue
-        bucket.append(parameter.grad)
-        size += parameter.grad.numel()
+        bucket.append(gradient)
+        size += gradient.numel()
         if size >= _BUCKET_ELEMENTS:
             _average(bucket)
             bucket, size = [], 0
@@ -206,19 +205,13 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def _average(gradients: list[Tensor]) -> None:
+    """Average gradients over ranks in place, by one collective."""
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(flat)
     flat /= world_size()
     parts = flat.split([gradient.numel() for gradient in gradients])
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))
-
-
-def _counts(rows: Tensor) -> list[int]:
-    mine = torch.tensor([len(rows)], device=rows.device)
-    counts = [torch.zeros_like(mine) for _ in range(world_size())]
-    dist.all_gather(counts, mine)
-    return [int(count) for count in counts]
 
 
 class _Gather(torch.autograd.Function):

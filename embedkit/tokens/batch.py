@@ -69,16 +69,6 @@ class TokenBatch:
         return input_ids, mask.to(torch.int64)
 
 
-def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
-    """Return one batch of all sequences of ``batches``, in order."""
-    lengths = torch.cat([torch.zeros(1, dtype=torch.int64), *(batch.lengths for batch in batches)])
-    return TokenBatch(
-        torch.cat([batch.ids for batch in batches]),
-        lengths.cumsum(0),
-        torch.cat([batch.prompt_lengths for batch in batches]),
-    )
-
-
 def chunks_by_budget(lengths: Tensor, budget: int | None) -> list[Tensor]:
     """Split sequences, sorted by length, into chunks of at most ``budget`` tokens once padded.
 

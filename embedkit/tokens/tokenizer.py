@@ -19,10 +19,7 @@ class Tokenize:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is not None:
-            backend.no_truncation()
-            backend.no_padding()
+        without_truncation(tokenizer)
         self._tokenizer = tokenizer
 
     def __call__(self, texts: Sequence[str], prompt: str, limit: int) -> TokenBatch:
@@ -41,10 +38,9 @@ class Tokenize:
     def lengths(self, texts: Sequence[str], prompt: str) -> list[int]:
         """Return each text's number of tokens before truncation, with prompt and special tokens."""
         whole = [prompt + text for text in texts]
-        backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
+        # An earlier call with truncation leaves its limit in the backend.
+        backend = without_truncation(self._tokenizer)
         if backend is not None:
-            # An earlier call with truncation leaves its limit in the backend.
-            backend.no_truncation()
             # This uses all cores, and skips the offsets that transformers asks for.
             return [len(encoding) for encoding in backend.encode_batch_fast(whole)]
         ids = self._tokenizer(whole, verbose=False)["input_ids"] if whole else []
@@ -61,14 +57,22 @@ class Tokenize:
         if not prompt:
             return 0
         ids = self._tokenizer(prompt, verbose=False)["input_ids"]
-        closing = ids[-1] in set(self._tokenizer.all_special_ids)
-        return len(ids) - int(closing)
+        return len(ids) - int(ids[-1] in self._tokenizer.all_special_ids)
+
+
+def without_truncation(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Switch off truncation and padding; return the ``tokenizers.Tokenizer``, if there is one."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
+    return backend
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a tokenizer's files, in which no truncation is set."""
     # Without this, tokenizer.json would keep the limit at which texts were last truncated.
-    Tokenize(tokenizer)
+    without_truncation(tokenizer)
     tokenizer.save_pretrained(folder)
 
 

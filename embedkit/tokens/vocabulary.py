@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from embedkit.errors import UserError
+from embedkit.tokens.tokenizer import without_truncation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,14 +66,12 @@ def backend_of(tokenizer: PreTrainedTokenizerBase) -> Any:
     Raises:
         UserError: the tokenizer is written in Python and has no backend.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend = without_truncation(tokenizer)
     if backend is None:
         raise UserError(
             f"{tokenizer.name_or_path}: has no tokenizer.json, and a tokenizer in Python is too "
             "slow for pretraining: convert it, or choose another"
         )
-    backend.no_truncation()
-    backend.no_padding()
     return backend
 
 

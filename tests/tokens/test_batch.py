@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from embedkit.tokens.batch import TokenBatch, chunks_by_budget, concatenate
+from embedkit.tokens.batch import TokenBatch, chunks_by_budget
 
 SEQUENCES = [[1, 2, 3], [4], [], [5, 6]]
 
@@ -47,12 +47,6 @@ def test_padding_fills_up_on_the_right() -> None:
     input_ids, mask = batch().padded(pad_id=9)
     assert input_ids.tolist() == [[1, 2, 3], [4, 9, 9], [9, 9, 9], [5, 6, 9]]
     assert mask.tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]]
-
-
-def test_batches_are_concatenated_in_order() -> None:
-    together = concatenate([batch(), TokenBatch.from_lists([[7], [8, 9]], [0, 2])])
-    assert lists(together) == [*SEQUENCES, [7], [8, 9]]
-    assert together.prompt_lengths.tolist() == [2, 0, 0, 1, 0, 2]
 
 
 def test_moving_takes_the_ids_alone() -> None:
