@@ -30,14 +30,14 @@ class Embedder(nn.Module, EmbeddingModel):
         pooling: ``mean`` of the hidden states, ``cls`` for the first hidden state, or the name of a
             pooling that another distribution registers.
         include_prompt: whether the prompt's tokens count in the pooling.
-        prompts: literal prefixes by name, such as ``query`` and ``document``.
-        max_tokens: length to which ``encode`` truncates texts, special tokens included.
-        position_limit: length of the longest sequence that the backbone can read.
-        name: name of the model in reports.
-        autocast: dtype of the matrix products; ``None`` keeps the dtype of the weights.
         default_prompt_name: name of the prompt that sentence-transformers applies by default. It is
             kept for evaluation and export; ``encode`` ignores it.
+        prompts, max_tokens, position_limit, name, autocast: as in ``EmbeddingModel``.
     """
+
+    frozen = None
+    reads_context = False
+    positions_before_text = 0
 
     def __init__(
         self,
@@ -60,7 +60,6 @@ class Embedder(nn.Module, EmbeddingModel):
         self.position_limit = position_limit
         self.name, self.autocast = name, autocast
         self.default_prompt_name = default_prompt_name
-        self.frozen: Context | None = None
 
     def forward(self, tokens: TokenBatch) -> Tensor:
         """Embed tokens. Shapes: B sequences of T tokens -> ``(B, D)``, unit-norm, fp32 or wider."""
@@ -107,13 +106,6 @@ class Embedder(nn.Module, EmbeddingModel):
     @property
     def width(self) -> int:
         return self.backbone.width
-
-    reads_context = False
-    positions_before_text = 0
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
 
     @property
     def identity(self) -> str:

@@ -7,6 +7,7 @@ from typing import Literal, Protocol, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from embedkit.models.contextual.context import Context
@@ -42,7 +43,9 @@ class EmbeddingModel(Protocol):
         ...
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        assert isinstance(self, nn.Module)
+        return next(self.parameters()).device
 
     def to(self, device: torch.device) -> Self:
         """Move the model to ``device``."""

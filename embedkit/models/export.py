@@ -2,7 +2,7 @@
 
 import warnings
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from embedkit.errors import ArgumentError, UserError
 from embedkit.models import hub
@@ -38,10 +38,9 @@ def export(
     Args:
         model: a hub id, a folder, ``package:<distribution>/<path>``, an alias, or a loaded model.
         output: folder to write.
-        to: format to write: ``eurobert``, a NeoBERT as a stock sentence-transformers folder;
-            ``neobert``, its authors' layout, with the decoder if ``model`` has one; ``onnx``, any
-            encoder as a graph from tokens to vectors; ``sentence-transformers``, any model as a
-            folder of that library, which for two stages contains code in one file.
+        to: ``eurobert``, a NeoBERT as a stock sentence-transformers folder; ``neobert``, its
+            authors' layout, with the decoder if ``model`` has one; ``onnx``, any encoder as a graph
+            from tokens to vectors; ``sentence-transformers``, any model of one stage or two.
         overwrite: whether to replace an earlier export in ``output`` whose files are unchanged.
 
     Returns:
@@ -64,9 +63,8 @@ def export(
     if to == "onnx":
         check_installed()
     source = str(model) if isinstance(model, str | Path) else None
-    if source is not None:
-        model = load_contextual(source) if is_contextual(source) else hub.load(source)
-    assert not isinstance(model, str | Path)
+    if isinstance(model, str | Path):
+        model = load_contextual(str(model)) if is_contextual(str(model)) else hub.load(str(model))
     if to == "sentence-transformers":
         model.save(folder)
         return folder
@@ -144,26 +142,16 @@ def _write_neobert(embedder: Embedder, source: str | None, to: str, folder: Path
 
 
 def _write_eurobert(network: NeoBERTModel, embedder: Embedder, folder: Path) -> None:
-    twin = to_eurobert(network)
-    tokenizer = embedder.tokenizer
+    twin, tokenizer = to_eurobert(network), embedder.tokenizer
     twin.config.mask_token_id = tokenizer.mask_token_id
-    twin.config.bos_token_id, twin.config.eos_token_id = (
-        tokenizer.cls_token_id,
-        tokenizer.sep_token_id,
-    )
+    twin.config.bos_token_id = tokenizer.cls_token_id
+    twin.config.eos_token_id = tokenizer.sep_token_id
     with quietly():
         twin.save_pretrained(folder)
 
 
 def _write_settings(embedder: Embedder, folder: Path) -> None:
     """Write the settings that sentence-transformers reads: modules, pooling, prompts, length."""
-    for name, content in _settings(embedder).items():
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        write_json(path, content)
-
-
-def _settings(embedder: Embedder) -> dict[str, Any]:
     types = {"": _TRANSFORMER, "1_Pooling": _POOLING, "2_Normalize": _NORMALIZE}
     modules = [
         {"idx": number, "name": str(number), "path": path, "type": kind}
@@ -171,22 +159,22 @@ def _settings(embedder: Embedder) -> dict[str, Any]:
     ]
     mode = stock_mode(embedder)
     usual = ("cls", "mean", "max", "mean_sqrt_len_tokens")
-    switches = {STOCK_MODES[name]: name == mode for name in usual} | {STOCK_MODES[mode]: True}
-    return {
-        "modules.json": modules,
-        "sentence_bert_config.json": {
-            "max_seq_length": embedder.max_tokens,
-            "do_lower_case": False,
-        },
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": embedder.backbone.width,
-            **switches,
-            "include_prompt": embedder.include_prompt,
-        },
-        "2_Normalize/config.json": {},
-        "config_sentence_transformers.json": {
-            "prompts": embedder.prompts,
-            "default_prompt_name": embedder.default_prompt_name,
-            "similarity_fn_name": "cosine",
-        },
+    pooling = {
+        "word_embedding_dimension": embedder.width,
+        **{STOCK_MODES[name]: name == mode for name in usual},
+        STOCK_MODES[mode]: True,
+        "include_prompt": embedder.include_prompt,
     }
+    settings = {
+        "prompts": embedder.prompts,
+        "default_prompt_name": embedder.default_prompt_name,
+        "similarity_fn_name": "cosine",
+    }
+    for path in filter(None, types):
+        (folder / path).mkdir()
+    limits = {"max_seq_length": embedder.max_tokens, "do_lower_case": False}
+    write_json(folder / "modules.json", modules)
+    write_json(folder / "sentence_bert_config.json", limits)
+    write_json(folder / "1_Pooling/config.json", pooling)
+    write_json(folder / "2_Normalize/config.json", {})
+    write_json(folder / "config_sentence_transformers.json", settings)

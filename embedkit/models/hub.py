@@ -1,4 +1,4 @@
-"""Loading by name of an ``Embedder``, a masked language model, a NeoBERT or a tokenizer."""
+"""Loading by name of models of one stage, masked language models and tokenizers."""
 
 import importlib.metadata
 from pathlib import Path
@@ -88,13 +88,12 @@ def load(
     device = device or torch.device("cpu")
     backbone = _backbone(model, tokenizer, settings.attention, device, autocast)
     limit = _position_limit(backbone.model, tokenizer)
+    include_prompt = settings.include_prompt
     embedder = Embedder(
         backbone,
         tokenizer,
         pooling=settings.pooling or stored.pooling,
-        include_prompt=(
-            stored.include_prompt if settings.include_prompt is None else settings.include_prompt
-        ),
+        include_prompt=stored.include_prompt if include_prompt is None else include_prompt,
         prompts=stored.prompts,
         max_tokens=min(stored.max_tokens or limit, limit),
         position_limit=limit,

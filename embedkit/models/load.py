@@ -1,4 +1,4 @@
-"""Loading of a model of one stage or two by its name, on the device of this process."""
+"""Loading of models by name, of one stage or two, on the device of this process."""
 
 from pathlib import Path
 
@@ -16,8 +16,7 @@ def load(model: str | Path, *, dtype: Dtype = "auto") -> EmbeddingModel:
 
     Args:
         model: a hub id, a folder, ``package:<distribution>/<path>`` or an alias.
-        dtype: precision of matrix products: ``auto`` (bf16 where native, else fp32), ``bf16``,
-            ``fp16`` or ``fp32``.
+        dtype: precision of matrix products; ``auto`` is bf16 where the device has it, else fp32.
 
     Raises:
         UserError: there is no such model, or it has parts that embedkit does not know.

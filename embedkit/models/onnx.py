@@ -39,9 +39,9 @@ def check_installed() -> None:
 def write_onnx(embedder: Embedder, path: Path) -> None:
     """Write the graph of ``embedder``, for any number of texts of any length, and verify it.
 
-    Inputs: ``input_ids`` and ``attention_mask``, ``(B, L)`` int64, padded on the right. Outputs:
-    ``last_hidden_state`` ``(B, L, D)``, and ``sentence_embedding`` ``(B, D)``, which are pooled as
-    the model does and of unit norm.
+    Shapes: inputs ``input_ids`` and ``attention_mask`` ``(B, L)`` int64, padded on the right;
+    outputs ``last_hidden_state`` ``(B, L, D)`` and, pooled and unit-norm, ``sentence_embedding``
+    ``(B, D)``.
 
     Raises:
         UserError: the model's computation cannot be written as a graph, or the graph's vectors
@@ -55,7 +55,13 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
         raise UserError(
             f"{embedder.name}: pools by {embedder.pooling!r}; a graph can pool by mean or cls"
         )
-    graph = _Graph(_traceable(embedder), embedder.pooling).float().cpu().eval()
+    network: nn.Module = embedder.backbone.model
+    if isinstance(network, NeoBERTModel):
+        # A graph has to read padded tokens, which a NeoBERT does not.
+        if reason := obstacle(network.config):
+            raise UserError(f"{embedder.name}: has no ONNX form: {reason}")
+        network = to_eurobert(network)
+    graph = _Graph(network, embedder.pooling).float().cpu().eval()
     # The sizes must not be 1, which the exporter takes for a constant, nor equal.
     ids = torch.ones(2, 7, dtype=torch.int64)
     mask = torch.ones_like(ids)
@@ -84,12 +90,11 @@ def _quiet_exporter() -> Iterator[None]:
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
+        try:
             yield
-    finally:
-        logger.setLevel(level)
+        finally:
+            logger.setLevel(level)
 
 
 def _try_out(embedder: Embedder, path: Path) -> None:
@@ -119,22 +124,8 @@ class _Graph(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         output: Any = self.network(input_ids=input_ids, attention_mask=attention_mask)
         hidden: Tensor = output.last_hidden_state
-        mask = attention_mask[:, :, None].to(hidden.dtype)
-        if self._pooling == "cls":
-            pooled = hidden[:, 0]
-        else:
+        pooled = hidden[:, 0]
+        if self._pooling == "mean":
+            mask = attention_mask[:, :, None].to(hidden.dtype)
             pooled = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
         return hidden, F.normalize(pooled, dim=-1)
-
-
-def _traceable(embedder: Embedder) -> nn.Module:
-    """Return the encoder in a form that reads padded tokens, which a graph requires.
-
-    A NeoBERT, which reads unpadded tokens, is converted to a EuroBERT.
-    """
-    network = embedder.backbone.model
-    if not isinstance(network, NeoBERTModel):
-        return network
-    if reason := obstacle(network.config):
-        raise UserError(f"{embedder.name}: has no ONNX form: {reason}")
-    return to_eurobert(network)

@@ -1,8 +1,7 @@
 """Contrastive objective: a batch of queries and documents in, gradients and metrics out."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +13,20 @@ from embedkit.objectives.gradcache import Replay
 from embedkit.objectives.losses import false_negatives, info_nce, similarity, truncated
 from embedkit.recipe import InfoNCE
 
-_Across = Callable[[Tensor], tuple[Tensor, int]]
 _SCORES = 2**22
 """Number of query-document scores held in memory at a time: 16 MiB in fp32, and a few times that
 with the tensors derived from them."""
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
-class _Shared:
-    """Queries and documents gathered from all ranks, and the position of this rank's rows in them.
+class _Gathered:
+    """Queries and documents of all ranks, or of this rank alone without ``cross_device``.
 
-    Shapes: Q queries and N documents over all ranks (of this rank alone without ``cross_device``);
-    ``known_pairs`` ``(b, 2)`` holds the hashes of query and positive of every row of the
-    whole batch; ``mine`` is the range of this rank's q queries, and ``positives`` ``(q,)`` are the
-    rows of their positives among the documents.
+    Shapes: Q queries and N documents; ``known_pairs`` ``(b, 2)``: the hashes of query and positive
+    of every row of the whole batch; ``owners`` ``(N,)``: each document's row among the queries;
+    ``mine``: the range of this rank's q queries; ``positives`` ``(q,)``: the rows of their
+    positives among the documents.
     """
 
     queries: Tensor
@@ -40,15 +39,29 @@ class _Shared:
     query_labels: Tensor
     mine: slice
     positives: Tensor
+    in_batch_negatives: bool
     filter: Filter | None
 
-    def cut(self, dim: int) -> Self:
-        """Return a copy whose vectors are truncated to ``dim`` features."""
-        return replace(
-            self,
-            queries=truncated(self.queries, dim),
-            documents=truncated(self.documents, dim),
+    def known(self, queries: Tensor | slice, documents: Tensor | slice) -> Tensor:
+        """Return a mask, true where a document is known to be no negative of a query.
+
+        These are known positives, documents that share the query's label, and, without in-batch
+        negatives, documents of other rows. Shapes: ``(len(queries), len(documents))``.
+        """
+        asked, positives = self.known_pairs.unbind(dim=1)
+        known = false_negatives(
+            self.query_hashes[queries], positives, asked, self.document_hashes[documents]
         )
+        labels = self.query_labels[queries, None]
+        known |= (labels == self.labels[documents]) & (labels != 0)
+        if not self.in_batch_negatives:
+            rows = torch.arange(len(self.query_hashes), device=known.device)[queries]
+            known |= rows[:, None] != self.owners[documents]
+        return known
+
+    def excluded(self, known: Tensor, queries: Tensor | slice, documents: Tensor | slice) -> Tensor:
+        """Return ``known``, extended by the negatives that the surrogate's filter drops."""
+        return known if self.filter is None else known | self.filter.dropped(queries, documents)
 
 
 class ContrastiveObjective:
@@ -134,137 +147,86 @@ class ContrastiveObjective:
             of negatives that the filter drops, number of negatives before filtering, and then its
             sum of losses at every width.
         """
-        joined = self._share(batch, queries, documents)
-        shared = replace(joined, queries=_leaf(joined.queries), documents=_leaf(joined.documents))
-        step = max(1, _SCORES // max(1, len(shared.documents)))
+        joined = self._gather(batch, queries, documents)
+        gathered = replace(joined, queries=_leaf(joined.queries), documents=_leaf(joined.documents))
+        step = max(1, _SCORES // max(1, len(gathered.documents)))
         sums = []
         for start in range(0, len(queries) or 1, step):
             rows = slice(start, start + step)
-            losses, counts = self._of_rows(batch, shared, queries, documents, rows)
+            losses, counts = self._of_rows(gathered, queries, documents, rows)
             (self._mean(losses) * scale).backward()
             sums.append(torch.cat([counts.to(losses), losses.detach()]))
         for whole, leaf in (
-            (joined.queries, shared.queries),
-            (joined.documents, shared.documents),
+            (joined.queries, gathered.queries),
+            (joined.documents, gathered.documents),
         ):
             if whole is not leaf and leaf.grad is not None:
                 whole.backward(leaf.grad)
         return torch.stack(sums).sum(dim=0)
 
     def _of_rows(
-        self,
-        batch: ContrastiveBatch,
-        shared: _Shared,
-        queries: Tensor,
-        documents: Tensor,
-        rows: slice,
+        self, gathered: _Gathered, queries: Tensor, documents: Tensor, rows: slice
     ) -> tuple[Tensor, Tensor]:
         """Return the losses at every width and the three counts, summed over a block of queries.
 
         ``rows`` selects the block among this rank's queries. The counts are correct queries,
         negatives dropped by the filter, and negatives before filtering.
         """
-        everything = slice(None)
-        block, positives = queries[rows], shared.positives[rows]
-        asked = torch.arange(shared.mine.start, shared.mine.stop, device=block.device)[rows]
-        known = self._excluded(batch, shared, asked, everything)
-        excluded = _filtered(known, shared, asked, everything)
-        # Without in-batch negatives a positive has no other query as its negative.
-        symmetric = self._config.symmetric and batch.in_batch_negatives
+        block, positives = queries[rows], gathered.positives[rows]
+        asked = torch.arange(gathered.mine.start, gathered.mine.stop, device=block.device)[rows]
+        known = gathered.known(asked, _ALL)
+        excluded = gathered.excluded(known, asked, _ALL)
         reverse = None
-        if symmetric:
-            reverse = self._excluded(batch, shared, everything, positives)
-            reverse = _filtered(reverse, shared, everything, positives).T
+        # Without in-batch negatives a positive has no other query as its negative.
+        if self._config.symmetric and gathered.in_batch_negatives:
+            known_queries = gathered.known(_ALL, positives)
+            reverse = gathered.excluded(known_queries, _ALL, positives).T
+        temperature = self._config.temperature
+        loss_of = partial(info_nce, temperature=temperature, reduction="sum")
         losses = []
         for dim in self._config.matryoshka_dims or (queries.shape[1],):
-            narrow = shared.cut(dim)
-            loss = self._loss(truncated(block, dim), narrow.documents, positives, excluded)
+            candidates = truncated(gathered.documents, dim)
+            loss = loss_of(truncated(block, dim), candidates, positives, excluded=excluded)
             if reverse is not None:
                 answers = truncated(documents[: len(queries)][rows], dim)
-                loss = (loss + self._loss(answers, narrow.queries, asked, reverse)) / 2
+                candidates = truncated(gathered.queries, dim)
+                loss = (loss + loss_of(answers, candidates, asked, excluded=reverse)) / 2
             losses.append(loss)
-        correct = self._correct(block, shared, positives, excluded)
+        with torch.no_grad():
+            scores = similarity(block, gathered.documents, temperature)
+            beaten = (scores > scores.gather(1, positives[:, None])) & ~excluded
+            correct = (~beaten.any(dim=1)).sum()
         # ``known`` holds a query's own positive, so neither count of negatives includes it.
         counts = torch.stack([correct, (excluded & ~known).sum(), (~known).sum()])
         return torch.stack(losses), counts
 
-    def _loss(self, rows: Tensor, candidates: Tensor, own: Tensor, excluded: Tensor) -> Tensor:
-        temperature = self._config.temperature
-        return info_nce(
-            rows, candidates, own, temperature=temperature, excluded=excluded, reduction="sum"
-        )
-
-    @torch.no_grad()
-    def _correct(
-        self, queries: Tensor, shared: _Shared, positives: Tensor, excluded: Tensor
-    ) -> Tensor:
-        scores = similarity(queries, shared.documents, self._config.temperature)
-        positive_scores = scores.gather(1, positives[:, None])
-        beaten = (scores > positive_scores) & ~excluded
-        return (~beaten.any(dim=1)).sum()
-
-    def _share(self, batch: ContrastiveBatch, queries: Tensor, documents: Tensor) -> _Shared:
-        across = distributed.gather if self._config.cross_device else _alone
-        count = len(queries)
+    def _gather(self, batch: ContrastiveBatch, queries: Tensor, documents: Tensor) -> _Gathered:
+        across = distributed.gather if self._config.cross_device else lambda rows: (rows, 0)
+        count, surrogate_filter = len(queries), None
+        if self._config.false_negatives != "off":
+            assert batch.surrogate is not None, "batches were made without the surrogate's vectors"
+            surrogate_filter = Filter.over(batch.surrogate, len(documents), across, self._config)
         pairs = torch.stack([batch.query_hashes, batch.document_hashes[:count]], dim=1)
-        # The pairs of all ranks are known positives, whether or not ranks share documents.
-        known_pairs, _ = distributed.gather(pairs)
         all_queries, first_query = across(queries)
         query_facts, _ = across(torch.stack([batch.query_hashes, batch.labels[:count]], dim=1))
         all_documents, first_document = across(documents)
         columns = [batch.document_hashes, batch.owners + first_query, batch.labels]
         document_facts, _ = across(torch.stack(columns, dim=1))
-        return _Shared(
+        return _Gathered(
             queries=all_queries,
             documents=all_documents,
             query_hashes=query_facts[:, 0],
             document_hashes=document_facts[:, 0],
-            known_pairs=known_pairs,
+            # The pairs of all ranks are known positives, whether or not ranks share documents.
+            known_pairs=distributed.gather(pairs)[0],
             owners=document_facts[:, 1],
             labels=document_facts[:, 2],
             query_labels=query_facts[:, 1],
             mine=slice(first_query, first_query + count),
             positives=first_document + torch.arange(count, device=queries.device),
-            filter=self._filter(batch, across),
+            in_batch_negatives=batch.in_batch_negatives,
+            filter=surrogate_filter,
         )
-
-    def _filter(self, batch: ContrastiveBatch, across: _Across) -> Filter | None:
-        if self._config.false_negatives == "off":
-            return None
-        assert batch.surrogate is not None, "batches were made without the surrogate's vectors"
-        return Filter.over(batch.surrogate, len(batch.documents), across, self._config)
-
-    def _excluded(
-        self,
-        batch: ContrastiveBatch,
-        shared: _Shared,
-        queries: Tensor | slice,
-        documents: Tensor | slice,
-    ) -> Tensor:
-        """Return a mask, true where a document must not count as a negative of a query.
-
-        Excluded are known positives, documents that share the query's label, and, without in-batch
-        negatives, documents of other rows. Shapes: ``(len(queries), len(documents))``.
-        """
-        asked, positives = shared.known_pairs.unbind(dim=1)
-        excluded = false_negatives(
-            shared.query_hashes[queries], positives, asked, shared.document_hashes[documents]
-        )
-        labels = shared.query_labels[queries, None]
-        excluded |= (labels == shared.labels[documents]) & (labels != 0)
-        if not batch.in_batch_negatives:
-            rows = torch.arange(len(shared.query_hashes), device=excluded.device)[queries]
-            excluded |= rows[:, None] != shared.owners[documents]
-        return excluded
-
-
-def _filtered(
-    excluded: Tensor, shared: _Shared, queries: Tensor | slice, documents: Tensor | slice
-) -> Tensor:
-    """Return ``excluded``, extended by the negatives that the surrogate's filter drops."""
-    if shared.filter is None:
-        return excluded
-    return excluded | shared.filter.dropped(queries, documents)
 
 
 def _leaf(rows: Tensor) -> Tensor:
@@ -273,7 +235,3 @@ def _leaf(rows: Tensor) -> Tensor:
     Rows gathered from other ranks are detached, so that a backward pass stops at them.
     """
     return rows if rows.is_leaf else rows.detach().requires_grad_()
-
-
-def _alone(rows: Tensor) -> tuple[Tensor, int]:
-    return rows, 0

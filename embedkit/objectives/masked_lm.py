@@ -26,11 +26,8 @@ class MaskedLMObjective:
     def __init__(
         self, micro_batch_tokens: int, max_tokens: int, flops: Callable[[Tensor, int], float]
     ) -> None:
-        self._micro_batch_tokens, self._max_tokens, self._flops = (
-            micro_batch_tokens,
-            max_tokens,
-            flops,
-        )
+        self._micro_batch_tokens, self._max_tokens = micro_batch_tokens, max_tokens
+        self._flops = flops
 
     def backward(
         self, model: nn.Module, batch: MaskedBatch, *, key: int, scale: float
@@ -84,10 +81,10 @@ def micro_batches(batch: MaskedBatch, budget: int) -> list[Tensor]:
     device = batch.tokens.ids.device
     count = distributed.max_over_ranks(-(-batch.tokens.num_tokens // budget), device)
     fewest = -distributed.max_over_ranks(-len(batch.tokens), device)
-    return cut_evenly(batch.tokens.lengths, min(count, fewest))
+    return split_evenly(batch.tokens.lengths, min(count, fewest))
 
 
-def cut_evenly(lengths: Tensor, count: int) -> list[Tensor]:
+def split_evenly(lengths: Tensor, count: int) -> list[Tensor]:
     """Split sequences, sorted by length, into ``count`` non-empty parts of about equal tokens.
 
     Shapes: ``lengths`` ``(B,)`` with B >= count; each part holds rows in ``range(B)``.
@@ -97,8 +94,9 @@ def cut_evenly(lengths: Tensor, count: int) -> list[Tensor]:
     parts, start = [], 0
     for number in range(1, count + 1):
         wanted = int(torch.searchsorted(ends, ends[-1] * number / count))
+        # Every part, also of those that follow, gets at least one sequence.
         latest = len(order) - (count - number)
-        stop = min(max(start + 1, wanted + 1), latest) if number < count else len(order)
+        stop = min(max(start + 1, wanted + 1), latest) if number < count else latest
         parts.append(order[start:stop])
         start = stop
     return parts

@@ -8,7 +8,7 @@ from torch import Tensor
 from embedkit import distributed
 from embedkit.data.text.masked_batches import MaskedBatch
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM
-from embedkit.objectives.masked_lm import MaskedLMObjective, cut_evenly
+from embedkit.objectives.masked_lm import MaskedLMObjective, split_evenly
 from embedkit.pretraining.language_model import LanguageModel
 from embedkit.tokens.batch import TokenBatch
 
@@ -93,7 +93,7 @@ def test_a_step_that_masks_nothing_has_no_gradient() -> None:
 @pytest.mark.parametrize("count", range(1, 9))
 def test_parts_are_even_and_none_is_empty(count: int) -> None:
     lengths = torch.tensor(LENGTHS)
-    parts = cut_evenly(lengths, count)
+    parts = split_evenly(lengths, count)
     assert len(parts) == count
     assert sorted(torch.cat(parts).tolist()) == list(range(len(LENGTHS)))
     assert all(len(part) for part in parts)
@@ -102,5 +102,5 @@ def test_parts_are_even_and_none_is_empty(count: int) -> None:
 
 
 def test_one_long_sequence_leaves_something_for_every_part() -> None:
-    assert [len(part) for part in cut_evenly(torch.tensor([1, 90, 1, 1]), 4)] == [1, 1, 1, 1]
-    assert [len(part) for part in cut_evenly(torch.tensor([1, 1, 1, 90]), 2)] == [1, 3]
+    assert [len(part) for part in split_evenly(torch.tensor([1, 90, 1, 1]), 4)] == [1, 1, 1, 1]
+    assert [len(part) for part in split_evenly(torch.tensor([1, 1, 1, 90]), 2)] == [1, 3]

@@ -1,4 +1,4 @@
-"""``Contextual``: two encoders, the first for context documents, the second for texts among them.
+"""``Contextual``: one encoder for context documents, and another for texts in their context.
 
 Shapes: n <= J context documents, B texts of T tokens in all, S soft prompts, D features.
 """
@@ -18,8 +18,7 @@ from embedkit import rng
 from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone, PaddedBackbone, shape_of
 from embedkit.models.contextual.context import Context, Embeddings
-from embedkit.models.contextual.prefix import prepare_to_read
-from embedkit.models.contextual.slots import Slots
+from embedkit.models.contextual.prefix import Slots, prepare_to_read
 from embedkit.models.contextual.weights_hash import WeightsHash
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel, Role
@@ -45,12 +44,8 @@ class Contextual(nn.Module, EmbeddingModel):
         second: encoder of texts, and of context documents too if ``config.tied``.
         tokenizer: tokenizer of both encoders, with truncation and padding switched off.
         config: settings of the layers that join the encoders.
-        prompts: literal prefixes by name, such as ``query`` and ``document``.
-        max_tokens: length to which ``encode`` truncates texts, special tokens included.
         position_limit: number of positions that the encoders have.
-        name: name of the model in reports.
-        autocast: dtype of the matrix products; ``None`` keeps the dtype of the weights.
-        frozen: context that ``encode`` uses by default.
+        prompts, max_tokens, name, autocast, frozen: as in ``EmbeddingModel``.
     """
 
     default_prompt_name = None
@@ -123,11 +118,10 @@ class Contextual(nn.Module, EmbeddingModel):
 
     def embed_context(self, tokens: TokenBatch) -> Tensor:
         """Embed context documents for ``forward``. Shapes: n -> ``(n, D)``, fp32 or wider."""
-        first = self.first
-        if first is None:
+        if self.first is None:
             raise UserError(f"{self.name}: has a frozen context and no encoder for another")
         with self._precision(tokens):
-            hidden = first(tokens)
+            hidden = self.first(tokens)
         vectors = mean_by_text(hidden, tokens, include_prompt=True)
         return vectors if self.context_projection is None else self.context_projection(vectors)
 
@@ -163,14 +157,14 @@ class Contextual(nn.Module, EmbeddingModel):
 
         Args:
             corpus: texts of documents, never queries or labels.
-            num_documents: number of documents to draw without replacement; a smaller corpus is
-                used whole. By default one for every slot of the model; 0 is allowed.
+            num_documents: number of documents to draw without replacement, by default one for every
+                slot of the model; a smaller corpus is used whole.
             seed: random seed of the draw of documents.
             prompt: literal prefix of each document; by default the model's prompt for documents.
             show_progress: whether to show a progress bar.
 
         Raises:
-            UserError: the model has fewer slots, or the corpus is a lone text.
+            UserError: the model has fewer slots, or the corpus is a single text.
         """
         if isinstance(corpus, str):
             raise UserError("the corpus is a single str: pass a list of documents")
@@ -182,8 +176,9 @@ class Contextual(nn.Module, EmbeddingModel):
         self.slots.check(count)
         rows = rng.permuted(np.arange(count), max(len(corpus), 1), rng.fold_in(seed, "context"))
         texts = [corpus[int(row)] for row in rows]
-        prefix = self.prompts.get("document", "") if prompt is None else prompt
-        vectors = embed_texts(self, texts, prefix, self.embed_context, show_progress=show_progress)
+        if prompt is None:
+            prompt = self.prompts.get("document", "")
+        vectors = embed_texts(self, texts, prompt, self.embed_context, show_progress=show_progress)
         return Context(torch.from_numpy(vectors), self.weights_identity, len(corpus), seed)
 
     @torch.inference_mode()
@@ -205,12 +200,13 @@ class Contextual(nn.Module, EmbeddingModel):
             )
         if context is not self.frozen:
             self.check_made(context)
+        if prompt is None:
+            prompt = self.prompts.get(role or "document", "")
         vectors = context.vectors.to(self.device)
-        prefix = self.prompts.get(role or "document", "") if prompt is None else prompt
         embedded = embed_texts(
             self,
             texts,
-            prefix,
+            prompt,
             lambda tokens: self(tokens, vectors),
             max_tokens=max_tokens,
             overhead=self.positions_before_text,
@@ -235,10 +231,6 @@ class Contextual(nn.Module, EmbeddingModel):
     def positions_before_text(self) -> int:
         return self.config.num_prefix
 
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
-
     def check_made(self, context: Context) -> None:
         """Raise ``UserError`` unless a model with this one's weights made ``context``."""
         # Contexts stored by earlier versions hold ``identity``, which depends on autocast.
@@ -254,11 +246,9 @@ class Contextual(nn.Module, EmbeddingModel):
 
     @property
     def identity(self) -> str:
-        described = {**self._described(), "autocast": str(self.autocast)}
-        return sha256_of_json(described, default=str)
+        return sha256_of_json({**self._described(), "autocast": str(self.autocast)}, default=str)
 
     def _described(self) -> dict[str, Any]:
-        """Return all that a vector depends on, except for the dtype of the matrix products."""
         return {
             "weights": self._weights_hash.of(self),
             "config": self.config.model_dump(),

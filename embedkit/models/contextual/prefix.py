@@ -1,4 +1,4 @@
-"""``Prefix``: vectors in front of tokens, and the inputs with which an architecture reads them.
+"""Vectors that an encoder reads in front of a text, and inputs with which architectures do so.
 
 Shapes: B sequences, P vectors in front of each, L columns once padded, D features.
 """
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import (
     create_bidirectional_mask,
@@ -15,6 +15,7 @@ from transformers.masking_utils import (
 )
 
 from embedkit.errors import UserError
+from embedkit.recipe import ContextualConfig
 
 # Others bias attention by distance in the sequence, or do not accept vectors instead of tokens.
 ARCHITECTURES = ("bert", "eurobert", "modernbert", "nomic_bert", "roberta", "xlm-roberta")
@@ -46,9 +47,68 @@ class Prefix:
         """Return the prefixes of the sequences ``rows``, in that order."""
         return replace(self, vectors=self.vectors[rows.to(self.vectors.device)])
 
-    def all_positions(self, width: int) -> Tensor:
-        """Return positions of the prefix and of ``width`` tokens, ``(P + width,)``, on the CPU."""
-        return torch.cat([self.positions, self.text_start + torch.arange(width)])
+
+class Slots(nn.Module):
+    """Module that fills J slots with context vectors, and the rest of them with the null vector.
+
+    Shapes: ``words`` ``(V, D)``, the word embeddings of the encoder that reads the slots.
+    """
+
+    def __init__(self, config: ContextualConfig, words: Tensor) -> None:
+        super().__init__()
+        self._config = config
+        width = words.shape[1]
+        self.norm = self.null = self.soft_prompts = None
+        if config.context_norm:
+            self.norm = nn.RMSNorm(width, eps=1e-6)
+            scale = words.detach().float().square().mean().sqrt()
+            nn.init.constant_(self.norm.weight, float(scale))
+        if config.null_vector:
+            self.null = nn.Parameter(0.01 * torch.randn(width))
+        if config.soft_prompts:
+            self.soft_prompts = nn.Parameter(0.01 * torch.randn(config.soft_prompts, width))
+
+    def check(self, documents: int) -> None:
+        """Verify that a context of so many documents fits the slots.
+
+        Raises:
+            UserError: there are more documents than slots, or fewer and no null vector.
+        """
+        slots = self._config.num_context
+        if documents > slots:
+            raise UserError(f"a context of {documents} documents: the model has {slots} slots")
+        if documents < slots and self.null is None:
+            raise UserError(
+                f"a context of {documents} documents: the model has no null vector to fill its "
+                f"{slots} slots with; pass {slots}"
+            )
+
+    def forward(self, context: Tensor, texts: int) -> Prefix:
+        """Return the prefix of ``texts`` texts; in training every text drops slots at random.
+
+        Shapes: ``context`` ``(n, D)`` of n <= J.
+        """
+        config = self._config
+        self.check(len(context))
+        filled = context if self.norm is None else self.norm(context)
+        if self.null is not None:
+            missing = config.num_context - len(context)
+            filled = torch.cat([filled, self.null.expand(missing, -1).to(filled.dtype)])
+        vectors = filled.expand(texts, -1, -1)
+        if self.training and config.context_dropout:
+            assert self.null is not None
+            dropped = torch.rand(vectors.shape[:2], device=vectors.device) < config.context_dropout
+            vectors = torch.where(dropped[..., None], self.null.to(vectors.dtype), vectors)
+        if self.soft_prompts is not None:
+            prompts = self.soft_prompts.to(vectors.dtype)
+            vectors = torch.cat([vectors, prompts.expand(texts, -1, -1)], dim=1)
+        return Prefix(vectors, self._positions(), config.text_start, config.entry)
+
+    def _positions(self) -> Tensor:
+        config = self._config
+        slots = torch.arange(config.num_context) * (not config.position_free)
+        prompts = torch.arange(config.soft_prompts) + config.text_start - config.soft_prompts
+        return torch.cat([slots, prompts])
 
 
 def prepare_to_read(model: PreTrainedModel, name: str) -> None:
@@ -88,7 +148,11 @@ def prefixed_inputs(
         vectors = vectors - network.embeddings.token_type_embeddings.weight[0]
     embeddings = torch.cat([vectors, words], dim=1)
     mask = torch.cat([mask.new_ones(vectors.shape[:2]), mask], dim=1)
-    positions = prefix.all_positions(input_ids.shape[1]) + _rows_of_padding(network)
+    text = prefix.text_start + torch.arange(input_ids.shape[1])
+    positions = torch.cat([prefix.positions, text])
+    if kind in ("roberta", "xlm-roberta"):
+        # Rows of their position embeddings up to the padding index are reserved.
+        positions = positions + network.config.pad_token_id + 1
     inputs: dict[str, Any] = {
         "inputs_embeds": embeddings,
         "attention_mask": mask,
@@ -112,10 +176,3 @@ def _widened(network: Any, embeddings: Tensor, mask: Tensor, length: int) -> dic
             **given, or_mask_function=through_prefix
         ),
     }
-
-
-def _rows_of_padding(model: PreTrainedModel) -> int:
-    """Return the number of rows in a position embedding before the row of position 0."""
-    if model.config.model_type not in ("roberta", "xlm-roberta"):
-        return 0
-    return int(model.config.pad_token_id) + 1

@@ -1,4 +1,4 @@
-"""``WeightsHash``: SHA-256 of a module's weights, recomputed only when they may have changed."""
+"""SHA-256 of a module's weights, recomputed only when they may have changed."""
 
 from functools import cache
 
@@ -6,9 +6,6 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from embedkit.storage.hashing import sha256_of
-
-_steps_of_optimizers = 0
-"""Number of optimizer steps in this process since the first hash was computed."""
 
 
 class WeightsHash:
@@ -20,22 +17,22 @@ class WeightsHash:
 
     def of(self, module: nn.Module) -> str:
         """Return the hash of the current weights of ``module``."""
-        _count_steps()
         weights = module.state_dict()
         versions = [(weight.data_ptr(), weight._version) for weight in weights.values()]
         # A fused optimizer changes tensors without a new version, so that steps are counted too.
-        version = (_steps_of_optimizers, versions)
+        version = (*_optimizer_steps(), versions)
         if self._version != version:
             self._version, self._hash = version, sha256_of(weights)
         return self._hash
 
 
 @cache
-def _count_steps() -> None:
-    """Start counting the steps of all optimizers, once in a process that computes a hash."""
+def _optimizer_steps() -> list[int]:
+    """Return a list of one number, which counts this process's optimizer steps from now on."""
+    steps = [0]
 
     def count(*_: object) -> None:
-        global _steps_of_optimizers
-        _steps_of_optimizers += 1
+        steps[0] += 1
 
     register_optimizer_step_post_hook(count)
+    return steps
