@@ -30,10 +30,9 @@ _FAILED = "embedkit/failed"
 
 @contextmanager
 def group(device: torch.device) -> Iterator[None]:
-    """Join the process group that torchrun describes; the process leaves it when it exits.
+    """Join the process group that torchrun describes, unless the process is in one already.
 
-    Nothing is done in a single process, or if a group has been joined already, by the caller or
-    by an earlier call: torchrun's ranks can rendezvous only once.
+    The process leaves the group when it exits, since torchrun's ranks can rendezvous only once.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         # Rank 0 may evaluate for hours while the others wait at the next collective.
@@ -132,10 +131,7 @@ def reports_first(mistake: str) -> bool:
 
 
 def _launcher_store() -> Store | None:
-    """Connect to the key-value store that torchrun keeps for its ranks, which outlives every rank.
-
-    Ranks that torchrun restarts after a failure see an empty store. Without torchrun it is None.
-    """
+    """Connect to the key-value store of torchrun, which outlives every rank, if there is one."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     store, _, _ = next(rendezvous("env://"))

@@ -19,9 +19,9 @@ Kernel = Literal["reference", "grouped", "varlen", "flash2"]
 def choose_kernel(
     implementation: str | None, device: torch.device, dtype: torch.dtype, head_dim: int
 ) -> Kernel:
-    """Return the kernel for an attention implementation, by the name that transformers gives it.
+    """Return the kernel for an implementation of attention by its name in transformers.
 
-    The flash kernels require half precision on CUDA; elsewhere any name but ``eager`` means
+    Without half precision on CUDA, which flash kernels need, any name but ``eager`` means
     ``grouped``. ``flash_attention_4`` activates FA4 in torch's kernel, for the whole process.
     """
     if implementation == "eager":
@@ -42,9 +42,8 @@ def choose_kernel(
 class Layout:
     """Boundaries of the sequences in a flat batch, computed once a forward pass for all layers.
 
-    ``length_groups`` are pairs of a length and the number of successive sequences that have it. The
-    grouped kernel reads sequences in the order of their lengths: ``sort`` brings a tensor with one
-    row per token into that order, and ``unsort`` undoes it.
+    ``length_groups`` are pairs of a length and the number of successive sequences that have it.
+    ``sort`` puts rows of tokens into the kernel's order of sequences, and ``unsort`` undoes it.
     """
 
     kernel: Kernel
@@ -66,9 +65,9 @@ class Layout:
             back = order.argsort().to(device)
             order, lengths = order.to(device), lengths.sort().values
         distinct, counts = torch.unique_consecutive(lengths, return_counts=True)
-        runs = tuple(zip(distinct.tolist(), counts.tolist(), strict=True))
+        groups = tuple(zip(distinct.tolist(), counts.tolist(), strict=True))
         ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        return cls(kernel, runs, ends.to(device, torch.int32), order, back)
+        return cls(kernel, groups, ends.to(device, torch.int32), order, back)
 
     @property
     def longest(self) -> int:
@@ -84,10 +83,7 @@ class Layout:
 
 
 class _Reorder(torch.autograd.Function):
-    """Reordering of rows, whose gradient is gathered in the inverse order.
-
-    The gradient of torch's ``index_select`` would be added into a tensor of zeros instead.
-    """
+    """Reordering of rows whose gradient is gathered, where torch would add it to zeros."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
@@ -112,9 +108,7 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """Attend by the definition, one sequence at a time; the reference for the other kernels."""
     lengths = [length for length, count in layout.length_groups for _ in range(count)]
     states = []
-    for one_q, one_k, one_v in zip(
-        q.split(lengths), k.split(lengths), v.split(lengths), strict=True
-    ):
+    for one_q, one_k, one_v in zip(*(x.split(lengths) for x in (q, k, v)), strict=True):
         scores = torch.einsum("qhd,khd->hqk", one_q, one_k) * q.shape[-1] ** -0.5
         states.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), one_v))
     return torch.cat(states)
@@ -124,11 +118,10 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """Attend in groups of sequences of equal length, which are views without mask or copy."""
     sizes = [length * count for length, count in layout.length_groups]
     states = []
-    for (length, count), *flat in zip(
-        layout.length_groups, q.split(sizes), k.split(sizes), v.split(sizes), strict=True
-    ):
-        one_q, one_k, one_v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in flat)
-        attended = F.scaled_dot_product_attention(one_q, one_k, one_v)
+    parts = (x.split(sizes) for x in (q, k, v))
+    for (length, count), *flat in zip(layout.length_groups, *parts, strict=True):
+        group = (x.unflatten(0, (count, length)).transpose(1, 2) for x in flat)
+        attended = F.scaled_dot_product_attention(*group)
         states.append(attended.transpose(1, 2).flatten(0, 1))
     return torch.cat(states)
 
@@ -145,17 +138,9 @@ def _flash2(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """Attend with the kernels of the flash-attn package."""
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
-    ends, longest = layout.ends, layout.longest
-    attended: Tensor = flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        ends,
-        ends,
-        longest,
-        longest,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
-    )
+    bounds = (layout.ends, layout.ends, layout.longest, layout.longest)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    attended: Tensor = flash_attn_varlen_func(q, k, v, *bounds, deterministic=deterministic)
     return attended
 
 

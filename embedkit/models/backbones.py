@@ -1,4 +1,4 @@
-"""Backbones: encoders that take unpadded tokens; only this module adds and removes padding."""
+"""Encoders that take unpadded tokens; only this module adds and removes padding."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -43,17 +43,13 @@ class Backbone(nn.Module, ABC):
 
 
 class PaddedBackbone(Backbone):
-    """Backbone of a Hugging Face encoder, which reads padded chunks of sequences of similar length.
-
-    Shapes: ``TokenBatch`` of T tokens -> ``(T, D)``, in the order of its ids.
-    """
+    """Backbone of a transformers encoder, which reads padded chunks of similarly long sequences."""
 
     def __init__(self, model: PreTrainedModel, pad_id: int) -> None:
         super().__init__(model)
         self._pad_id = pad_id
 
     def forward(self, tokens: TokenBatch, prefix: Prefix | None = None) -> Tensor:
-        """Return the hidden states of ``tokens``, read after ``prefix`` if it is given."""
         device = tokens.ids.device
         lengths = tokens.lengths + (prefix.length if prefix else 0)
         states, positions = [], []
@@ -71,20 +67,18 @@ class PaddedBackbone(Backbone):
             inputs = prefixed_inputs(self.model, input_ids, mask, prefix)
         output: Any = self.model(**inputs)
         hidden: Tensor = output.last_hidden_state[:, -input_ids.shape[1] :]
-        kept = _real_positions(chunk.lengths, input_ids.shape[1]).to(hidden.device)
-        return hidden.reshape(-1, hidden.shape[-1])[kept]
+        # Positions of real tokens are found on the CPU, so that the device is not waited for.
+        real = torch.arange(input_ids.shape[1]) < chunk.lengths[:, None]
+        kept = real.flatten().nonzero().squeeze(1)
+        return hidden.reshape(-1, hidden.shape[-1])[kept.to(hidden.device)]
 
 
 class NeoBERTBackbone(Backbone):
-    """Backbone of a NeoBERT, which reads tokens without padding.
-
-    Shapes: ``TokenBatch`` of T tokens -> ``(T, D)``, in the order of its ids.
-    """
+    """Backbone of a NeoBERT, which reads tokens without padding."""
 
     model: NeoBERTModel
 
     def forward(self, tokens: TokenBatch, prefix: Prefix | None = None) -> Tensor:
-        """Return the hidden states of ``tokens``, read after ``prefix`` if it is given."""
         if prefix is None:
             return self.model.encode_tokens(tokens)
         rows = torch.arange(len(tokens)).repeat_interleave(tokens.lengths)
@@ -151,8 +145,3 @@ def padding_plan(lengths: Tensor, chunk_cost: int) -> list[Tensor]:
         chunks.append(order[int(ends[start]) : int(ends[end])])
         end = start
     return chunks[::-1]
-
-
-def _real_positions(lengths: Tensor, width: int) -> Tensor:
-    """Return the indices of unpadded tokens in a flattened ``(B, width)``, on the CPU."""
-    return (torch.arange(width) < lengths[:, None]).flatten().nonzero().squeeze(1)

@@ -47,10 +47,12 @@ def resolve(model: str) -> str:
     model = ALIASES.get(model, model)
     if not model.startswith("package:"):
         path = expand(model)
-        if Path(path).exists() and not Path(path).is_dir():
+        if Path(path).is_dir():
+            return path
+        if Path(path).exists():
             raise UserError(f"{model}: is a file; pass the folder that holds config.json")
         # The id of a model on the hub has one slash at most.
-        if not Path(path).exists() and (model.startswith(("/", ".", "~")) or path.count("/") > 1):
+        if model.startswith(("/", ".", "~")) or path.count("/") > 1:
             raise UserError(f"{model}: no such folder")
         return path
     distribution, _, inside = model.removeprefix("package:").partition("/")
@@ -73,7 +75,7 @@ def load(
     autocast: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Embedder:
-    """Load an embedding model: a hub id, a folder, ``package:<distribution>/<path>`` or an alias.
+    """Load a one-stage model: a hub id, a folder, ``package:<distribution>/<path>`` or an alias.
 
     A sentence-transformers folder sets pooling and prompts; a bare encoder is pooled by the mean.
     ``settings`` override both.

@@ -11,11 +11,7 @@ from embedkit.recipe import Lora
 
 
 def check(network: nn.Module, settings: Lora) -> None:
-    """Verify that ``attach`` can add adapters; change nothing.
-
-    Raises:
-        UserError: peft is missing, or a target is not a linear layer of the network.
-    """
+    """Raise UserError if peft is missing, or a target is not a linear layer of the network."""
     if find_spec("peft") is None:
         raise UserError('lora: peft is not installed: pip install "embedkit-neobert[lora]"')
     _targets(network, settings.target_modules)
@@ -25,10 +21,7 @@ def attach(network: nn.Module, settings: Lora, *, seed: int) -> None:
     """Freeze a network and add an adapter to each of its target layers, in place.
 
     An adapter has no effect at first: one of its two matrices is zero, and the other is drawn from
-    ``seed`` alone.
-
-    Raises:
-        UserError: peft is missing, or a target is not a linear layer of the network.
+    ``seed`` alone. Errors are those of ``check``.
     """
     check(network, settings)
     from peft import LoraConfig, inject_adapter_in_model
@@ -46,10 +39,7 @@ def attach(network: nn.Module, settings: Lora, *, seed: int) -> None:
 
 
 def merge(network: nn.Module) -> None:
-    """Merge the adapters of a network into its weights and remove them, in place.
-
-    A network without adapters is left unchanged.
-    """
+    """Merge the adapters of a network, if any, into its weights and remove them, in place."""
     if find_spec("peft") is None:
         return
     from peft.tuners.lora import LoraLayer

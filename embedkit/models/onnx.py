@@ -1,4 +1,4 @@
-"""Export of an embedder as an ONNX graph: padded tokens in, hidden states and unit vectors out."""
+"""Export of an ``Embedder`` as an ONNX graph from padded tokens to unit vectors."""
 
 import logging
 import warnings

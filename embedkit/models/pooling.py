@@ -26,8 +26,8 @@ STOCK_MODES: Mapping[str, str] = {
 class Pooling(Protocol):
     """Interface of a pooling: a function, or an object that is called like one.
 
-    Its optional attribute ``stock_mode`` names the same pooling in sentence-transformers, one of
-    ``STOCK_MODES``; without it, a model with this pooling cannot be exported.
+    A model can be exported if its pooling's optional attribute ``stock_mode``, one of
+    ``STOCK_MODES``, names the same pooling in sentence-transformers.
     """
 
     def __call__(self, hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) -> Tensor:
@@ -72,12 +72,11 @@ def pooling_named(name: str) -> Pooling:
     """
     if name in _BUILT_IN:
         return _BUILT_IN[name]
-    point = extensions.find(POOLINGS, name)
-    if point is None:
-        known = ", ".join([*_BUILT_IN, *extensions.names(POOLINGS)])
-        raise UserError(f"pooling {name!r}: the poolings known are {known}")
-    pooling: Pooling = extensions.load(point)
-    return pooling
+    if point := extensions.find(POOLINGS, name):
+        pooling: Pooling = extensions.load(point)
+        return pooling
+    known = ", ".join([*_BUILT_IN, *extensions.names(POOLINGS)])
+    raise UserError(f"pooling {name!r}: the poolings known are {known}")
 
 
 def identity_of_pooling(name: str) -> str:

@@ -24,9 +24,8 @@ def resolve(recipe: RecipeT, device: torch.device) -> tuple[RecipeT, str]:
         return recipe, recipe.precision
     if has_bf16(device):
         return recipe.model_copy(update={"precision": "bf16"}), "bf16"
-    name = "GPU" if device.type == "cuda" else "CPU"
-    said = f"fp32 (this {name} has no native bf16)"
-    return recipe.model_copy(update={"precision": "fp32"}), said
+    reason = f"fp32 (this {'GPU' if device.type == 'cuda' else 'CPU'} has no native bf16)"
+    return recipe.model_copy(update={"precision": "fp32"}), reason
 
 
 def autocast_dtype(dtype: Dtype, device: torch.device) -> torch.dtype | None:

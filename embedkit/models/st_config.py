@@ -1,4 +1,4 @@
-"""Settings that a model's folder stores in the format of sentence-transformers."""
+"""Reads the settings that a model's folder stores in the format of sentence-transformers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,8 +29,7 @@ class Stored:
 def read_stored(folder: str) -> Stored:
     """Read ``modules.json`` and the settings of its modules, from a folder or a hub id.
 
-    A bare encoder without ``modules.json`` has the default settings. A model on the hub with a
-    ``modules.json`` is fetched whole, and ``encoder`` is then a folder in the hub's cache.
+    A bare encoder without ``modules.json`` has the default settings.
 
     Raises:
         UserError: the folder holds no model, or one with parts that embedkit does not know.

@@ -19,12 +19,8 @@ class ContextualObjective:
 
     The first encoder embeds documents of this rank's batch once a step; the second encoder reads
     these embeddings in front of every query and document (NeoBERT, appendix G; Morris and Rush,
-    2024). Negatives and loss are chosen and computed as in ``ContrastiveObjective``.
-
-    Args:
-        config: temperature, excluded negatives, and tokens of a chunk in either stage; in the
-            second stage the context counts towards a text's tokens. The paper shares no negatives
-            between ranks, since each rank has a context of its own: ``cross_device = false``.
+    2024). Negatives and loss are those of ``ContrastiveObjective``. The paper shares no negatives
+    between ranks, since each rank has a context of its own: ``cross_device = false``.
     """
 
     def __init__(self, config: InfoNCE) -> None:

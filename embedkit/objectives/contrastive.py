@@ -1,4 +1,4 @@
-"""Contrastive objective: a batch of queries and documents in, gradients and metrics out."""
+"""Contrastive objective, which adds the gradients of a batch of queries and documents."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,9 +107,7 @@ class ContrastiveObjective:
     def backward_to(
         self, queries: Tensor, documents: Tensor, batch: ContrastiveBatch, *, scale: float
     ) -> dict[str, Tensor]:
-        """Add ``scale`` times the gradient of the loss to the embeddings; return the metrics.
-
-        The metrics are the same as in ``backward``; the encoders are not reached.
+        """Add ``scale`` times the gradient of the loss to embeddings; return metrics as ``backward``.
 
         Shapes: unit vectors of the batch's queries ``(q, D)`` and documents ``(n, D)``, both leaves
         of a graph.
@@ -143,9 +141,7 @@ class ContrastiveObjective:
         """Back-propagate from scores to embeddings, a block of this rank's queries at a time.
 
         Returns:
-            This rank's number of queries that rank their positive first at the whole width, number
-            of negatives that the filter drops, number of negatives before filtering, and then its
-            sum of losses at every width.
+            The sums over this rank's queries of the counts and losses that ``_of_rows`` returns.
         """
         joined = self._gather(batch, queries, documents)
         gathered = replace(joined, queries=_leaf(joined.queries), documents=_leaf(joined.documents))
@@ -156,10 +152,8 @@ class ContrastiveObjective:
             losses, counts = self._of_rows(gathered, queries, documents, rows)
             (self._mean(losses) * scale).backward()
             sums.append(torch.cat([counts.to(losses), losses.detach()]))
-        for whole, leaf in (
-            (joined.queries, gathered.queries),
-            (joined.documents, gathered.documents),
-        ):
+        for side in ("queries", "documents"):
+            whole, leaf = getattr(joined, side), getattr(gathered, side)
             if whole is not leaf and leaf.grad is not None:
                 whole.backward(leaf.grad)
         return torch.stack(sums).sum(dim=0)
@@ -167,10 +161,10 @@ class ContrastiveObjective:
     def _of_rows(
         self, gathered: _Gathered, queries: Tensor, documents: Tensor, rows: slice
     ) -> tuple[Tensor, Tensor]:
-        """Return the losses at every width and the three counts, summed over a block of queries.
+        """Return the losses at every width and three counts, summed over ``rows`` of the queries.
 
-        ``rows`` selects the block among this rank's queries. The counts are correct queries,
-        negatives dropped by the filter, and negatives before filtering.
+        The counts are queries that rank their positive first, negatives dropped by the filter, and
+        negatives before filtering.
         """
         block, positives = queries[rows], gathered.positives[rows]
         asked = torch.arange(gathered.mine.start, gathered.mine.stop, device=block.device)[rows]

@@ -1,4 +1,4 @@
-"""Masked language modelling objective: a step's masked tokens in, gradients and metrics out."""
+"""Masked language modelling objective, which adds the gradients of a step's masked tokens."""
 
 from collections.abc import Callable
 
@@ -11,13 +11,10 @@ from embedkit.distributed import sharding
 
 
 class MaskedLMObjective:
-    """Mean cross-entropy over the masked tokens of a whole step.
-
-    The sum is divided by the number of masked tokens in the step, so that neither the number of
-    ranks nor of micro-batches changes the gradient, although they hold different numbers of them.
+    """Mean cross-entropy over the masked tokens of a whole step, however it is divided.
 
     Args:
-        micro_batch_tokens: tokens of one forward pass.
+        micro_batch_tokens: number of tokens of one forward pass.
         max_tokens: largest number of tokens of a row.
         flops: function that returns the floating point operations of a step, given the lengths of
             its sequences and the number of masked tokens.
@@ -35,7 +32,8 @@ class MaskedLMObjective:
         """Add ``scale`` times the gradient of the step's loss to the parameters.
 
         Args:
-            model: model from ``(tokens, positions, targets)`` to summed loss and correct guesses.
+            model: module from ``(tokens, positions, targets)`` to the summed loss and the number of
+                correct predictions.
             batch: this rank's share of the step.
             key: random key of this step on this rank.
             scale: factor of the gradient.

@@ -47,12 +47,11 @@ class Tokenize:
         return [len(sequence) for sequence in ids]
 
     def _prompt_length(self, prompt: str) -> int:
-        """Return the number of tokens in front of the text; 0 without a prompt.
+        """Return the number of tokens of a prompt with its opening special token; 0 without one.
 
-        An opening special token counts. The prompt is tokenized alone, as sentence-transformers,
-        which loads exported models, does too. In vocabularies whose words begin with a space, the
-        prompt's last space is a token here, but in front of a text it joins the text's first token:
-        pooling without the prompt then leaves out that token, in both libraries.
+        The prompt is tokenized alone, as in sentence-transformers. In vocabularies whose words
+        begin with a space, the prompt's last space is a token here, but joins the text's first
+        token in front of a text: both libraries then pool without that token.
         """
         if not prompt:
             return 0
@@ -94,9 +93,8 @@ def identity_of(tokenizer: PreTrainedTokenizerBase) -> str:
 
 @lru_cache(maxsize=8)
 def _digest_of_rules(written: str) -> str:
-    """Return a hash of the rules in a tokenizer.json, without its truncation and padding.
+    """Return a hash of a tokenizer.json without truncation and padding, which every call sets.
 
     It is cached, since sorting a vocabulary takes ten times as long as serializing it.
     """
-    # Truncation and padding are set again by every call of the tokenizer.
     return sha256_of_json({**json.loads(written), "truncation": None, "padding": None})

@@ -1,4 +1,4 @@
-"""Token ids of a tokenizer for masking and packing: special, ordinary, and around sequences."""
+"""Token ids that masking and packing need from a tokenizer."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,10 +13,7 @@ from embedkit.tokens.tokenizer import without_truncation
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
-    """Token ids that masking and packing need.
-
-    ``special`` and ``ordinary`` are sorted, disjoint and together all ids of the tokenizer.
-    """
+    """Token ids of a tokenizer; ``special`` and ``ordinary``, both sorted, are all of them."""
 
     size: int
     """Largest token id + 1."""

@@ -1,4 +1,4 @@
-"""``Context``: embedded documents that a model reads with every text; vectors that record it."""
+"""Embedded documents that a two-stage model reads with every text, and vectors that record them."""
 
 import json
 from dataclasses import dataclass
@@ -36,7 +36,8 @@ class Context:
     @property
     def hash(self) -> str:
         """SHA-256 hash of the vectors and the model, on which every text's vector depends."""
-        return _hash(self.vectors, self.model)
+        vectors = sha256_of({"vectors": self.vectors.to(torch.float32)})
+        return sha256_of_text(f"{self.model} {vectors}")
 
     def save(self, path: str | Path) -> None:
         """Write the vectors and their origin as one safetensors file."""
@@ -60,9 +61,11 @@ class Context:
             raise UserError(f"{path}: no such file") from None
         except (SafetensorError, KeyError, OSError, ValueError):
             raise UserError(f"{path}: is no context; build one with model.build_context") from None
-        if _hash(vectors, facts["model"]) != facts.pop("hash"):
+        digest = facts.pop("hash")
+        context = cls(vectors, **facts)
+        if context.hash != digest:
             raise UserError(f"{path}: its vectors are not those it was saved with; build it anew")
-        return cls(vectors, **facts)
+        return context
 
 
 class Embeddings(NDArray[np.float32]):
@@ -77,9 +80,9 @@ class Embeddings(NDArray[np.float32]):
     """Hash of the context in which the texts were embedded."""
 
     def __new__(cls, vectors: NDArray[np.float32], context: str) -> Self:
-        made = np.asarray(vectors).view(cls)
-        made.context = context
-        return made
+        embeddings = np.asarray(vectors).view(cls)
+        embeddings.context = context
+        return embeddings
 
     def __array_finalize__(self, origin: object) -> None:
         # Numpy calls this for slices and copies.
@@ -112,8 +115,3 @@ def similarity(queries: Embeddings, documents: Embeddings) -> NDArray[np.float32
     """
     cosines: NDArray[np.float32] = np.atleast_2d(queries) @ np.atleast_2d(documents).T
     return cosines
-
-
-def _hash(vectors: Tensor, model: str) -> str:
-    described = sha256_of({"vectors": vectors.to(torch.float32)})
-    return sha256_of_text(f"{model} {described}")

@@ -1,16 +1,16 @@
 """A two-stage embedding model as a module of sentence-transformers, complete in this one file.
 
-A text's vector depends on documents of the corpus that it belongs to::
+The vector of a text depends on documents of the corpus that the text belongs to::
 
     model = SentenceTransformer(folder, trust_remote_code=True)
     context = model[0].build_context(documents)
     model.encode(queries, prompt_name="query", dataset_embeddings=context)
     model.encode(documents, prompt_name="document", dataset_embeddings=context)
 
-Vectors of different contexts cannot be compared. A folder may hold a context of its own;
-``dataset_embeddings`` may be left out then.
+Vectors of different contexts cannot be compared. If the folder holds a frozen context,
+``dataset_embeddings`` may be left out.
 
-Shapes: J slots for documents, B texts of L columns, D width.
+Shapes: J slots for documents, B texts of L columns, D features.
 """
 
 import json
@@ -32,11 +32,11 @@ from transformers.masking_utils import (
 
 
 class ContextualModule(InputModule):
-    """Two encoders: the first for documents of the context, the second for texts behind them.
+    """Module of two encoders: the first reads context documents, the second reads texts.
 
     ``config`` is the folder's config.json: ``contextual`` has the fields of embedkit's
-    ``ContextualConfig``; ``first`` and ``second`` are configs of transformers; ``frozen`` describes
-    the context inside, if there is one.
+    ``ContextualConfig``, ``first`` and ``second`` are configs of transformers, and ``frozen``
+    describes the context that the folder holds, if there is one.
     """
 
     tokenizer: Any
@@ -57,18 +57,17 @@ class ContextualModule(InputModule):
             self.context_projection = _two_layers(width, nn.GELU())
         if shape["output_projection"]:
             self.output_projection = _two_layers(width, nn.ReLU())
-        frozen = config["frozen"]
         self.frozen: Tensor | None
-        empty = torch.zeros(frozen["documents"], width) if frozen else None
-        self.register_buffer("frozen", empty)
+        frozen = config["frozen"]
+        self.register_buffer("frozen", torch.zeros(frozen["documents"], width) if frozen else None)
 
     @torch.inference_mode()
     def build_context(
         self, documents: Sequence[str], prompt: str | None = None, batch_size: int = 32
     ) -> Tensor:
-        """The vectors of up to J documents of a corpus, for ``dataset_embeddings``: ``(n, D)``.
+        """Return vectors ``(n, D)`` of n <= J documents, to be passed as ``dataset_embeddings``.
 
-        ``prompt`` stands before each; by default the model's own for documents.
+        Each document is read after ``prompt``, by default the model's prompt for documents.
         """
         if isinstance(documents, str):
             raise ValueError("the corpus is a single str: pass a list of documents")
@@ -94,7 +93,7 @@ class ContextualModule(InputModule):
     def preprocess(
         self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Token ids of texts behind ``prompt``, padded on the right, and the prompt's length."""
+        """Return token ids of texts after ``prompt``, padded on the right, and its length."""
         inputs = [inputs] if isinstance(inputs, str) else inputs
         for row, text in enumerate(inputs):
             if not isinstance(text, str):
@@ -111,10 +110,7 @@ class ContextualModule(InputModule):
         return {**batch, "prompt_length": self._prompt_length(prompt)}
 
     def forward(
-        self,
-        features: dict[str, Any],
-        dataset_embeddings: Any = None,
-        **kwargs: Any,
+        self, features: dict[str, Any], dataset_embeddings: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Add ``sentence_embedding`` ``(B, D)``, unit-norm; ``dataset_embeddings`` ``(n, D)``."""
         context = self.frozen if dataset_embeddings is None else dataset_embeddings
@@ -143,36 +139,35 @@ class ContextualModule(InputModule):
 
     @classmethod
     def load(cls, model_name_or_path: str, **kwargs: Any) -> Self:  # type: ignore[override]
-        """The module of a folder or hub id; ``kwargs`` are those of sentence-transformers."""
+        """Load the module of a folder or hub id, with the options of sentence-transformers."""
         names = ("token", "cache_folder", "revision", "local_files_only")
-        where: dict[str, Any] = {name: kwargs.get(name) for name in names}
-        config = cls.load_config(model_name_or_path, **where)
-        where_else = {"cache_dir" if k == "cache_folder" else k: v for k, v in where.items()}
-        tokenizer = AutoTokenizer.from_pretrained(
-            model_name_or_path, **where_else, **(kwargs.get("processor_kwargs") or {})
-        )
+        options: dict[str, Any] = {name: kwargs.get(name) for name in names}
+        config = cls.load_config(model_name_or_path, **options)
+        of_tokenizer = {"cache_dir" if k == "cache_folder" else k: v for k, v in options.items()}
+        of_tokenizer |= kwargs.get("processor_kwargs") or {}
+        tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, **of_tokenizer)
         module = cls(config, tokenizer)
-        cls.load_torch_weights(model_name_or_path, model=module, **where)
+        cls.load_torch_weights(model_name_or_path, model=module, **options)
         return module.eval()
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
-        """Write config, weights and tokenizer; sentence-transformers adds this file."""
+        """Write config, weights and tokenizer; sentence-transformers adds the file of this code."""
         config = self.config | {"max_seq_length": self.max_seq_length}
         folder = Path(output_path)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        weights = {name: each.contiguous() for name, each in self.state_dict().items()}
+        weights = {name: weight.contiguous() for name, weight in self.state_dict().items()}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         self.save_tokenizer(output_path)
 
     def _prompt_length(self, prompt: str | None) -> int:
-        """Tokens in front of the text, an opening special token included; 0 without a prompt."""
+        """Return the number of tokens before the text, an opening special token included, or 0."""
         if not prompt:
             return 0
         ids = self.tokenizer(prompt)["input_ids"]
         return len(ids) - int(ids[-1] in set(self.tokenizer.all_special_ids))
 
     def _read(self, input_ids: Tensor, mask: Tensor, prefix: Tensor) -> Tensor:
-        """The second encoder's states of the text alone, ``(B, L, D)``."""
+        """Return the second encoder's hidden states of the text alone, ``(B, L, D)``."""
         shape, network = self.config["contextual"], self.second
         kind, width = network.config.model_type, prefix.shape[1]
         words = network.get_input_embeddings()(input_ids)
@@ -189,25 +184,23 @@ class ContextualModule(InputModule):
         return network(position_ids=positions, **inputs).last_hidden_state[:, width:]
 
     def _positions(self, columns: int) -> Tensor:
-        """Where context, soft prompts and text stand, ``(J + soft prompts + L,)``."""
-        shape = self.config["contextual"]
+        """Return positions of context, soft prompts and text, ``(J + soft prompts + L,)``."""
+        shape, config = self.config["contextual"], self.second.config
         slots, first = shape["num_context"], shape["first_position"]
         if first is None:
             first = 0 if shape["position_free"] else slots
-        places = torch.arange(slots) * (not shape["position_free"])
-        behind = first + torch.arange(shape["soft_prompts"] + columns)
-        config = self.second.config
+        of_slots = torch.arange(slots) * (not shape["position_free"])
+        of_rest = first + torch.arange(shape["soft_prompts"] + columns)
         roberta = config.model_type in ("roberta", "xlm-roberta")
-        return torch.cat([places, behind]) + (config.pad_token_id + 1 if roberta else 0)
+        return torch.cat([of_slots, of_rest]) + (config.pad_token_id + 1 if roberta else 0)
 
     def _masks(self, embeddings: Tensor, mask: Tensor, width: int) -> dict[str, Any]:
-        """ModernBERT's masks, its windows open to and from the first ``width`` columns."""
+        """Return ModernBERT's masks; local ones do not hide the first ``width`` columns."""
 
         def through_prefix(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (query < width) | (key < width)
 
-        config = self.second.config
-        given = {"config": config, "inputs_embeds": embeddings, "attention_mask": mask}
+        given = {"config": self.second.config, "inputs_embeds": embeddings, "attention_mask": mask}
         return {
             "full_attention": create_bidirectional_mask(**given),
             "sliding_attention": create_bidirectional_sliding_window_mask(
@@ -217,7 +210,7 @@ class ContextualModule(InputModule):
 
 
 class Slots(nn.Module):
-    """J slots of context vectors, filled up with the null vector, and soft prompts behind them."""
+    """Module that puts context vectors, null vectors and soft prompts in front of each text."""
 
     def __init__(self, shape: dict[str, Any], width: int) -> None:
         super().__init__()
@@ -228,7 +221,7 @@ class Slots(nn.Module):
         self.soft_prompts = nn.Parameter(torch.zeros(prompts, width)) if prompts else None
 
     def check(self, documents: int) -> None:
-        """Refuse a context that does not fit."""
+        """Raise ValueError if a context of so many documents does not fit the slots."""
         if documents > self.count or (documents < self.count and self.null is None):
             which = "exactly" if self.null is None else "at most"
             raise ValueError(
@@ -236,7 +229,7 @@ class Slots(nn.Module):
             )
 
     def forward(self, context: Tensor, texts: int) -> Tensor:
-        """What every text reads first: ``(n, D)`` -> ``(B, J + soft prompts, D)``."""
+        """Return the vectors before each text: ``(n, D)`` -> ``(B, J + soft prompts, D)``."""
         self.check(len(context))
         vectors = context if self.norm is None else self.norm(context)
         if self.null is not None:
@@ -248,10 +241,9 @@ class Slots(nn.Module):
 
 
 def _network(config: dict[str, Any]) -> Any:
-    # A flash kernel would take no mask, and a context is one more thing to mask.
-    network = AutoModel.from_config(
-        AutoConfig.for_model(**deepcopy(config)), attn_implementation="sdpa"
-    )
+    """Return an encoder without weights or pooler; flash kernels would take no mask."""
+    described = AutoConfig.for_model(**deepcopy(config))
+    network = AutoModel.from_config(described, attn_implementation="sdpa")
     if hasattr(network, "pooler"):
         network.pooler = None
     return network

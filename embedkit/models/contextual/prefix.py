@@ -18,7 +18,7 @@ from embedkit.errors import UserError
 from embedkit.recipe import ContextualConfig
 
 # Others bias attention by distance in the sequence, or do not accept vectors instead of tokens.
-ARCHITECTURES = ("bert", "eurobert", "modernbert", "nomic_bert", "roberta", "xlm-roberta")
+_ARCHITECTURES = ("bert", "eurobert", "modernbert", "nomic_bert", "roberta", "xlm-roberta")
 """Model types of transformers that can read a prefix; a NeoBERT can too, without padding."""
 
 # A flash kernel takes no mask, and reads the positions of a prefix as many texts packed in one row.
@@ -118,10 +118,10 @@ def prepare_to_read(model: PreTrainedModel, name: str) -> None:
         UserError: the encoder's architecture cannot read a prefix.
     """
     kind = model.config.model_type
-    if kind not in ARCHITECTURES:
+    if kind not in _ARCHITECTURES:
         raise UserError(
             f"{name}: a {kind} cannot read context vectors; choose a neobert, "
-            f"{', '.join(ARCHITECTURES)}"
+            f"{', '.join(_ARCHITECTURES)}"
         )
     if model.config._attn_implementation not in KERNELS:
         model.set_attn_implementation("sdpa")

@@ -1,4 +1,4 @@
-"""``NeoBERTConfig``: the paper's encoder, and every ablation that led to it."""
+"""``NeoBERTConfig``: the settings of the paper's encoder and of the ablations that led to it."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ _UNUSED = (
 class NeoBERTConfig(PreTrainedConfig):
     """Configuration of a NeoBERT; the defaults are the released model's.
 
-    ``max_length`` of the released config.json is read as ``max_position_embeddings``. A plain
+    ``max_length`` of the released config.json is read as ``max_position_embeddings``, and a plain
     ``rope_theta`` goes into ``rope_parameters``, whose ``rope_type`` is ``default`` or ``yarn``.
     """
 
@@ -69,8 +69,8 @@ class NeoBERTConfig(PreTrainedConfig):
     def ffn_width(self) -> int:
         """Inner width of a feed-forward block.
 
-        SwiGLU has three matrices and GELU two, so that SwiGLU's width is two thirds of
-        ``intermediate_size``, rounded up to a multiple of 8.
+        SwiGLU, with three matrices where GELU has two, takes two thirds of ``intermediate_size``,
+        rounded up to a multiple of 8.
         """
         if self.hidden_act == "gelu":
             return self.intermediate_size

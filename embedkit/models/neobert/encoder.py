@@ -146,8 +146,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         """Encode padded sequences, or ``tokens``, which have no padding.
 
         Padding may be anywhere in a row; its hidden states are zero. ``hidden_states`` are the
-        embeddings and the output of every block, of which the last is normed and equal to
-        ``last_hidden_state``.
+        embeddings and the outputs of all blocks, of which the last is ``last_hidden_state``.
 
         Shapes: ``(B, L)``, or ``(B, L, D)`` for ``inputs_embeds`` -> ``(B, L, D)``; ``tokens`` of
         T tokens -> ``(T, D)``.
@@ -158,31 +157,24 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         if keep is None:
             keep = bool(self.config.output_hidden_states)
         given = inputs_embeds if input_ids is None else input_ids
-        if given is None:
-            assert tokens is not None
-            states = self._unpadded_states(tokens, keep=keep)
+        if given is not None:
+            states = self._padded_states(given, attention_mask, position_ids, keep)
         else:
-            states = self._padded_states(given, attention_mask, position_ids, keep=keep)
+            assert tokens is not None
+            starts = tokens.offsets[:-1].repeat_interleave(tokens.lengths)
+            positions = torch.arange(tokens.num_tokens) - starts
+            states = self._states(self.encoder(tokens.ids), tokens.lengths, positions, keep)
         output: Any = BaseModelOutput
         return output(last_hidden_state=states[-1], hidden_states=tuple(states) if keep else None)
 
-    def _unpadded_states(self, tokens: TokenBatch, *, keep: bool) -> list[Tensor]:
-        starts = tokens.offsets[:-1].repeat_interleave(tokens.lengths)
-        positions = torch.arange(tokens.num_tokens) - starts
-        return self._states(self.encoder(tokens.ids), tokens.lengths, positions, keep=keep)
-
     def _padded_states(
-        self,
-        given: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        *,
-        keep: bool,
+        self, given: Tensor, mask: Tensor | None, position_ids: Tensor | None, keep: bool
     ) -> list[Tensor]:
+        """Return the hidden states of token ids or embeddings, zero where ``mask`` is."""
         batch, width = given.shape[:2]
-        if attention_mask is None:
-            attention_mask = given.new_ones(batch, width, dtype=torch.bool)
-        rows, columns = attention_mask.nonzero(as_tuple=True)
+        if mask is None:
+            mask = given.new_ones(batch, width, dtype=torch.bool)
+        rows, columns = mask.nonzero(as_tuple=True)
         embeddings = given[rows, columns]
         if given.dim() == 2:
             embeddings = self.encoder(embeddings)
@@ -190,47 +182,39 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         if position_ids is not None:
             positions = position_ids.expand(batch, width)[rows, columns]
         lengths = torch.bincount(rows, minlength=batch).cpu()
-        states = self._states(embeddings, lengths, positions, keep=keep)
+        states = self._states(embeddings, lengths, positions, keep)
         return [
             state.new_zeros(batch, width, state.shape[-1]).index_put((rows, columns), state)
             for state in states
         ]
 
     def _states(
-        self, embeddings: Tensor, lengths: Tensor, positions: Tensor, *, keep: bool
+        self, embeddings: Tensor, lengths: Tensor, positions: Tensor, keep: bool
     ) -> list[Tensor]:
         """Return the normed output of the last block; with ``keep``, all blocks' inputs first."""
-        layout = self._layout(embeddings, lengths)
-        positions = layout.sort(positions.to(embeddings.device))
+        config, device, dtype = self.config, embeddings.device, embeddings.dtype
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+        kernel = choose_kernel(config._attn_implementation, device, dtype, config.head_dim)
+        layout = Layout.of(lengths, kernel, device)
+        positions = layout.sort(positions.to(device))
         x, rotations = layout.sort(embeddings), None
-        if self.config.position == "absolute":
-            x = x + self._embedded_positions(positions, int(lengths.max()))
-        else:
+        if config.position == "rope":
             precision = torch.promote_types(self.dtype, torch.float32)
-            rotations = rope.rotations(self.config, positions, precision)
+            rotations = rope.rotations(config, positions, precision)
+        else:
+            longest, limit = int(lengths.max()), config.max_position_embeddings
+            if longest > limit:
+                raise UserError(
+                    f"a sequence of {longest} tokens: the model has {limit} positions; cut the text"
+                )
+            x = x + self.positional_embedding(positions + 1)
         states = []
         for block in self.transformer_encoder:
             if keep:
                 states.append(layout.unsort(x))
             x = block(x, rotations, layout)
         return [*states, layout.unsort(self.layer_norm(x))]
-
-    def _layout(self, embeddings: Tensor, lengths: Tensor) -> Layout:
-        device, dtype = embeddings.device, embeddings.dtype
-        if torch.is_autocast_enabled(device.type):
-            dtype = torch.get_autocast_dtype(device.type)
-        implementation = self.config._attn_implementation
-        kernel = choose_kernel(implementation, device, dtype, self.config.head_dim)
-        return Layout.of(lengths, kernel, device)
-
-    def _embedded_positions(self, positions: Tensor, longest: int) -> Tensor:
-        limit = self.config.max_position_embeddings
-        if longest > limit:
-            raise UserError(
-                f"a sequence of {longest} tokens: the model has {limit} positions; cut the text"
-            )
-        embedded: Tensor = self.positional_embedding(positions + 1)
-        return embedded
 
 
 def _norm(config: NeoBERTConfig) -> nn.Module:

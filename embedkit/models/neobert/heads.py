@@ -52,10 +52,8 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
     ) -> MaskedLMOutput:
         """Return logits over the vocabulary and, with ``labels``, the mean loss.
 
-        With labels in training mode ``logits`` is None: only the logits of labelled tokens are
-        computed, since those of all tokens would need too much memory.
-
-        Shapes: ``labels`` as ``input_ids``, with -100 for tokens that are not to be predicted.
+        With labels in training mode ``logits`` is None, since logits of all tokens would need too
+        much memory. A token whose label is -100 is not to be predicted.
         """
         encoded = self.model(
             input_ids, attention_mask, position_ids, inputs_embeds, tokens=tokens, **kwargs
@@ -63,8 +61,8 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         hidden = encoded.last_hidden_state
         loss = logits = None
         if labels is not None:
-            guessed = labels != IGNORED
-            loss = _mean_loss(self.decoder(hidden[guessed]), labels[guessed], num_items_in_batch)
+            labelled = labels != IGNORED
+            loss = _mean_loss(self.decoder(hidden[labelled]), labels[labelled], num_items_in_batch)
         if labels is None or not self.training:
             logits = self.decoder(hidden)
         output: Any = MaskedLMOutput

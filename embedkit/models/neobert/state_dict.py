@@ -1,8 +1,8 @@
-"""Names of NeoBERT's weights: all variants in use are read, the authors' layout is written.
+"""Reads NeoBERT's weights under all names in use, and writes them under the authors' names.
 
 The authors' layout is that of ``NeoBERTForMaskedLM``: ``model.encoder.weight``,
 ``model.transformer_encoder.0.qkv.weight``, ..., ``model.layer_norm.weight``, ``decoder.weight`` and
-``decoder.bias``. No code that comes with a model is run.
+``decoder.bias``.
 """
 
 from collections.abc import Iterable, Mapping
@@ -108,7 +108,7 @@ def normalised(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _full_name(name: str) -> str:
-    """Return the name that a weight has in a model with a head."""
+    """Return the authors' name of a weight, which is that in a model with a head."""
     return name if name.split(".")[0] in (_BASE, *_HEADS) else f"{_BASE}.{name}"
 
 
