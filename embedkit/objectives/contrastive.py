@@ -107,7 +107,7 @@ class ContrastiveObjective:
     def backward_to(
         self, queries: Tensor, documents: Tensor, batch: ContrastiveBatch, *, scale: float
     ) -> dict[str, Tensor]:
-        """Add ``scale`` times the gradient of the loss to embeddings; return metrics as ``backward``.
+        """Add ``scale`` times the gradient of the loss to embeddings; return the metrics.
 
         Shapes: unit vectors of the batch's queries ``(q, D)`` and documents ``(n, D)``, both leaves
         of a graph.
