@@ -1,4 +1,4 @@
-"""Opening sources to see that they are what their manifests say."""
+"""Opens sources to verify that they are what their manifests say."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from embedkit.data.manifests.manifest import (
     Manifest,
     TextManifest,
     load_any_manifest,
-    shipped_tables,
+    shipped_names,
 )
 from embedkit.data.pairs.records import open_manifest
 from embedkit.data.text.texts import Texts
@@ -26,7 +26,7 @@ class SourceCheck:
     name: str
     sound: bool
     remark: str
-    """What there is of a sound source, else what is wrong with it."""
+    """Number of rows or documents of a sound source; otherwise what is wrong with it."""
     warnings: tuple[str, ...] = ()
 
 
@@ -36,7 +36,7 @@ def chosen(names: Sequence[str], recipe: str | None) -> Sequence[str]:
         raise UserError("data check takes NAME... or --recipe, not both")
     if recipe:
         return [mix.manifest for mix in load_any_recipe(recipe).data.mix]
-    return names or [name for name, _ in shipped_tables()]
+    return names or shipped_names()
 
 
 def check(
@@ -58,20 +58,19 @@ def _check(name: str, tokenizer: PreTrainedTokenizerBase | None) -> SourceCheck:
                 remark = _check_text(manifest, tokenizer)
         except UserError as error:
             return SourceCheck(name, False, " ".join(str(error).split()))
-    return SourceCheck(
-        name, True, remark, tuple(dict.fromkeys(str(warning.message) for warning in caught))
-    )
+    messages = dict.fromkeys(str(warning.message) for warning in caught)
+    return SourceCheck(name, True, remark, tuple(messages))
 
 
 def _check_pairs(manifest: Manifest) -> str:
-    remark = f"{len(open_manifest(manifest))} rows"
-    if manifest.held_out:
-        remark += f", {len(open_manifest(manifest, 'held_out'))} held out"
-    return remark
+    rows = f"{len(open_manifest(manifest))} rows"
+    if not manifest.held_out:
+        return rows
+    return f"{rows}, {len(open_manifest(manifest, 'held_out'))} held out"
 
 
 def _check_text(manifest: TextManifest, tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """Read the text; with a tokenizer, its token ids, which are made where they are not there."""
+    """Read the text; with a tokenizer, read its token ids, and write those that are not there."""
     texts = Texts.from_manifest(manifest)
     if tokenizer is None and manifest.source.kind == "hub":
         next(texts.documents(), None)
@@ -83,10 +82,9 @@ def _check_text(manifest: TextManifest, tokenizer: PreTrainedTokenizerBase | Non
     stores = [store for store in (tokenized.train, tokenized.held_out) if store is not None]
     for store in stores:
         store.verify()
-    counted = _counted(*map(len, stores))
-    return f"{counted}, {sum(store.num_tokens for store in stores)} tokens"
+    tokens = sum(store.num_tokens for store in stores)
+    return f"{_counted(*map(len, stores))}, {tokens} tokens"
 
 
 def _counted(documents: int, held_out: int | None = None) -> str:
-    counted = f"{documents} documents"
-    return counted if held_out is None else f"{counted}, {held_out} held out"
+    return f"{documents} documents" + ("" if held_out is None else f", {held_out} held out")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from embedkit import distributed, rng
-from embedkit.data.pairs.contrastive_batches import Batches, Texts
+from embedkit.data.pairs.contrastive_batches import Batches, BatchTexts
 from embedkit.errors import ArgumentError
 from embedkit.finetuning.mixture import (
     build_batch_sampler,
@@ -53,7 +53,7 @@ def texts_of_step(recipe: Recipe, step: int, ranks: int = 1) -> Iterator[str]:
                     yield from _context(recipe.context.num_context, texts, key, rank, group)
 
 
-def _pairs(texts: Texts) -> Iterator[str]:
+def _pairs(texts: BatchTexts) -> Iterator[str]:
     for row, query in enumerate(texts.queries):
         yield f"{row}\tquery\t{query}"
         for document, owner in enumerate(texts.owners):
@@ -62,7 +62,9 @@ def _pairs(texts: Texts) -> Iterator[str]:
                 yield f"{row}\t{role}\t{texts.documents[document]}"
 
 
-def _context(slots: int, texts: Texts, key: int, rank: int, group: Sequence[int]) -> Iterator[str]:
+def _context(
+    slots: int, texts: BatchTexts, key: int, rank: int, group: Sequence[int]
+) -> Iterator[str]:
     """Yield the context that a rank's texts read: documents of the pairs that the rank holds."""
     part = distributed.share_of(len(texts.queries), group.index(rank), len(group))
     pairs = range(len(texts.queries))[part]

@@ -2,8 +2,8 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from embedkit.tokens.tokenizer import Tokenize
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class BatchTexts:
     """The texts of a batch as the model sees them, without special tokens.
 
     The positive of query ``i`` is document ``i``; hard negatives follow, and ``owners`` says whose.
@@ -60,24 +60,18 @@ class ContrastiveBatch:
     scores: Tensor | None = None
 
     def to(self, device: torch.device) -> Self:
-        moved = {
-            name: getattr(self, name).to(device)
-            for name in (
-                "queries", "documents", "owners", "query_hashes", "document_hashes", "labels"
-            )
-        }  # fmt: skip
-        for name in ("surrogate", "scores"):
-            if (rows := getattr(self, name)) is not None:
-                moved[name] = rows.to(device)
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        tensors = (Tensor, TokenBatch)
+        moved: dict[str, Any] = {n: v.to(device) for n, v in values if isinstance(v, tensors)}
         return replace(self, **moved)
 
 
 class Batches(Dataset[ContrastiveBatch]):
-    """Batch number -> what this rank reads of it, tokenized.
+    """Maps a batch's number to what this rank reads of it, tokenized.
 
     A rank reads its slice of the sampler's batch of this number. With ``batches_per_rank`` every
     rank reads a whole batch: number ``n`` of W ranks stands for the sampler's ``n * W`` to
-    ``n * W + W - 1``. ``vectors`` are the surrogate's, of every source in the order of ``records``,
+    ``n * W + W - 1``. ``vectors`` are the surrogate's of every source, in the order of ``records``,
     if batches are to have them.
     """
 
@@ -95,98 +89,92 @@ class Batches(Dataset[ContrastiveBatch]):
         self._sampler, self._records, self._data = sampler, records, data
         self._batches_per_rank, self._vectors = batches_per_rank, vectors
         self._tokenize, self._seed = Tokenize(tokenizer), seed
-        # Workers may be spawned, and know nothing of ranks.
+        # Kept here, since spawned workers are no ranks.
         self._rank, self._world_size = distributed.rank(), distributed.world_size()
 
     def __len__(self) -> int:
         return len(self._sampler) // (self._world_size if self._batches_per_rank else 1)
 
-    def __getitem__(self, batch: int) -> ContrastiveBatch:
-        batch, source, numbers, size = self._share(batch)
+    def __getitem__(self, number: int) -> ContrastiveBatch:
+        batch, source, numbers, size = self._share(number)
         records = self._records[source]
-        rows = records.take(numbers)
-        negatives = [
-            self._negatives(row, int(number), batch, records.negatives_per_query)
-            for row, number in zip(rows, numbers, strict=True)
-        ]
-        assembled = self._assemble(records, rows, negatives, size=size)
-        if not self._vectors:
-            return assembled
-        stored = self._vectors[source]
-        sides = np.stack([side[numbers] for side in (stored.queries, stored.documents)], 1)
-        return replace(assembled, surrogate=torch.from_numpy(sides))
+        rows, documents, owners = self._draw(records, numbers, batch)
+        queries = [row.query for row in rows]
+        # A hard negative is of unknown label: only texts that were given one can share it.
+        labels = [row.label for row in rows] + [None] * (len(documents) - len(rows))
+        surrogate = None
+        if self._vectors:
+            stored = self._vectors[source]
+            sides = [side[numbers] for side in (stored.queries, stored.documents)]
+            surrogate = torch.from_numpy(np.stack(sides, 1))
+        description, data = records.description, self._data
+        prompts = description.prompts
+        query_limit = description.max_query_tokens or data.max_query_tokens
+        document_limit = description.max_document_tokens or data.max_document_tokens
+        return ContrastiveBatch(
+            source=records.name,
+            size=size,
+            in_batch_negatives=description.in_batch_negatives,
+            queries=self._tokenize(queries, prompts.query, query_limit),
+            documents=self._tokenize(documents, prompts.document, document_limit),
+            owners=torch.tensor(owners, dtype=torch.int64),
+            query_hashes=_hashes(queries),
+            document_hashes=_hashes(documents),
+            labels=_hashes(labels),
+            surrogate=surrogate,
+            scores=torch.tensor([row.score for row in rows]) if records.has_scores else None,
+        )
 
-    def _share(self, number: int) -> tuple[int, int, NDArray[np.int64], int]:
-        """A batch of the sampler, its source, this rank's rows of it, and how many all read."""
-        if not self._batches_per_rank:
-            draw = self._sampler[number]
-            part = distributed.share_of(len(draw.rows), self._rank, self._world_size)
-            return number, draw.source, draw.rows[part], len(draw.rows)
-        first = number * self._world_size
-        draws = [self._sampler[first + rank] for rank in range(self._world_size)]
-        own = draws[self._rank]
-        # A source's batches may differ in size by its last one.
-        return first + self._rank, own.source, own.rows, sum(len(each.rows) for each in draws)
-
-    def texts(self, batch: int) -> Texts:
-        """The texts of a whole batch of the sampler, with their prompts."""
-        draw = self._sampler[batch]
-        records = self._records[draw.source]
-        rows = records.take(draw.rows)
-        documents = [row.positive for row in rows]
-        owners = list(range(len(rows)))
-        for owner, (row, number) in enumerate(zip(rows, draw.rows, strict=True)):
-            drawn = self._negatives(row, int(number), batch, records.negatives_per_query)
-            documents += drawn
-            owners += [owner] * len(drawn)
+    def texts(self, batch: int) -> BatchTexts:
+        """Return the texts of a whole batch of the sampler, with their prompts."""
+        batch_rows = self._sampler[batch]
+        records = self._records[batch_rows.source]
+        rows, documents, owners = self._draw(records, batch_rows.rows, batch)
         prompts = records.prompts
-        return Texts(
+        return BatchTexts(
             records.name,
             [prompts.query + row.query for row in rows],
             [prompts.document + text for text in documents],
             owners,
         )
 
+    def _share(self, number: int) -> tuple[int, int, NDArray[np.int64], int]:
+        """Return the sampler's batch, its source, this rank's rows and how many all ranks read."""
+        if not self._batches_per_rank:
+            batch = self._sampler[number]
+            share = distributed.share_of(len(batch.rows), self._rank, self._world_size)
+            return number, batch.source, batch.rows[share], len(batch.rows)
+        first = number * self._world_size
+        batches = [self._sampler[first + rank] for rank in range(self._world_size)]
+        batch = batches[self._rank]
+        # The last batch of a source may be smaller than its others.
+        size = sum(len(other.rows) for other in batches)
+        return first + self._rank, batch.source, batch.rows, size
+
+    def _draw(
+        self, records: Records, numbers: NDArray[np.int64], batch: int
+    ) -> tuple[list[Record], list[str], list[int]]:
+        """Return the rows of these numbers, all their documents, and the row of each document."""
+        rows = records.take(numbers)
+        documents = [row.positive for row in rows]
+        owners = list(range(len(rows)))
+        for owner, (row, number) in enumerate(zip(rows, numbers, strict=True)):
+            negatives = self._negatives(row, int(number), batch, records.negatives_per_query)
+            documents += negatives
+            owners += [owner] * len(negatives)
+        return rows, documents, owners
+
     def _negatives(self, record: Record, row: int, batch: int, count: int) -> list[str]:
-        """``count`` of the record's hard negatives, or all where there are fewer."""
+        """Return ``count`` of the record's hard negatives, or all where there are fewer."""
         available = len(record.negatives)
         if available <= count:
             return list(record.negatives)
-        places = rng.permuted(
-            np.arange(count), available, rng.fold_in(self._seed, "negatives", batch, row)
-        )
-        return [record.negatives[place] for place in places]
-
-    def _assemble(
-        self, records: Records, rows: list[Record], negatives: list[list[str]], *, size: int
-    ) -> ContrastiveBatch:
-        data, prompts = self._data, records.prompts
-        queries = [row.query for row in rows]
-        documents = [row.positive for row in rows] + [text for own in negatives for text in own]
-        own = torch.tensor([len(each) for each in negatives], dtype=torch.int64)
-        owners = torch.cat(
-            [torch.arange(len(rows)), torch.arange(len(rows)).repeat_interleave(own)]
-        )
-        # A hard negative is of unknown label: only texts that were given one can share it.
-        labels = [row.label for row in rows] + [None] * (len(documents) - len(rows))
-        query_limit = records.description.max_query_tokens or data.max_query_tokens
-        document_limit = records.description.max_document_tokens or data.max_document_tokens
-        return ContrastiveBatch(
-            source=records.name,
-            size=size,
-            in_batch_negatives=records.description.in_batch_negatives,
-            queries=self._tokenize(queries, prompts.query, query_limit),
-            documents=self._tokenize(documents, prompts.document, document_limit),
-            owners=owners,
-            query_hashes=_hashes(queries),
-            document_hashes=_hashes(documents),
-            labels=_hashes(labels),
-            scores=torch.tensor([row.score for row in rows]) if records.has_scores else None,
-        )
+        key = rng.fold_in(self._seed, "negatives", batch, row)
+        return [record.negatives[n] for n in rng.permuted(np.arange(count), available, key)]
 
 
 def _hashes(texts: Sequence[str | None]) -> Tensor:
-    """A 63-bit name for each text, above 0; 0 for ``None``."""
+    """Return a 63-bit hash above 0 for each text, and 0 for ``None``."""
     return torch.tensor([0 if text is None else _hash(text) for text in texts], dtype=torch.int64)
 
 

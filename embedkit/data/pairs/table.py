@@ -3,9 +3,8 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
@@ -14,34 +13,29 @@ from embedkit.data.pairs.from_rows import Pair
 from embedkit.errors import DataError
 
 _SCHEMA = pa.schema(
-    [
-        ("query", pa.string()),
-        ("positive", pa.string()),
-        ("negatives", pa.list_(pa.string())),
-        ("label", pa.string()),
-        ("concept", pa.string()),
-        ("topic", pa.string()),
-    ]
+    {
+        "query": pa.string(),
+        "positive": pa.string(),
+        "negatives": pa.list_(pa.string()),
+        "label": pa.string(),
+        "concept": pa.string(),
+        "topic": pa.string(),
+    }
 )
 _SCORED = _SCHEMA.append(pa.field("score", pa.float64()))
 _BATCH = 1024
 """Rows of every batch but the last, so that a row's batch is known without an index."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Facts:
-    """What was counted while a table was written."""
+    """Counts of a table's rows, which lie beside it in a JSON file."""
 
     content: str = ""
     """A hash of all rows, in order."""
     rows: int = 0
     with_negatives: int = 0
     with_label: int = 0
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read the facts that lie beside the table at ``path``."""
-        return cls(**json.loads(path.with_suffix(".json").read_text()))
 
 
 class TableWriter:
@@ -56,7 +50,7 @@ class TableWriter:
         self._file = pa.ipc.new_file(str(path), self._schema)
         self._block: list[dict[str, Any]] = []
         self._hash = hashlib.sha256()
-        self.facts = Facts()
+        self._facts = Facts()
 
     def add(self, pair: Pair) -> None:
         """Append a row."""
@@ -67,43 +61,38 @@ class TableWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and self._block:
             self._flush()
         self._file.close()
         if kind is None:
-            self.facts = replace(self.facts, content=self._hash.hexdigest())
-            self._path.with_suffix(".json").write_text(json.dumps(vars(self.facts)))
+            self._facts.content = self._hash.hexdigest()
+            self._path.with_suffix(".json").write_text(json.dumps(vars(self._facts)))
 
     def _flush(self) -> None:
-        block = self._block
+        block, facts = self._block, self._facts
         try:
             batch = pa.RecordBatch.from_pylist(block, schema=self._schema)
         except UnicodeEncodeError as error:
             raise DataError(
-                f"a text of rows {self.facts.rows + 1} to {self.facts.rows + len(block)} is not "
-                f"valid Unicode ({error.reason}): clean the data"
+                f"a text of rows {facts.rows + 1} to {facts.rows + len(block)} is not valid "
+                f"Unicode ({error.reason}): clean the data"
             ) from None
         self._file.write_batch(batch)
         self._hash.update(json.dumps(block).encode())
-        self.facts = replace(
-            self.facts,
-            rows=self.facts.rows + len(block),
-            with_negatives=self.facts.with_negatives + sum(bool(row["negatives"]) for row in block),
-            with_label=self.facts.with_label + sum(row["label"] is not None for row in block),
-        )
+        facts.rows += len(block)
+        facts.with_negatives += sum(bool(row["negatives"]) for row in block)
+        facts.with_label += sum(row["label"] is not None for row in block)
         self._block = []
 
 
 class Table:
-    """Reads rows at random; keeps none of them in memory. Pickles as its path."""
+    """Reads rows at random and keeps none in memory. Its pickle is its path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.facts = Facts.read(path)
-        self._open()
+        self.facts = Facts(**json.loads(path.with_suffix(".json").read_text()))
+        self._file = pa.ipc.open_file(pa.memory_map(str(path)))
 
     def __len__(self) -> int:
         return self.facts.rows
@@ -114,20 +103,17 @@ class Table:
         for row in rows:
             if not 0 <= row < len(self):
                 raise IndexError(f"row {row} of {len(self)}")
-            number, place = divmod(row, _BATCH)
+            number, index = divmod(row, _BATCH)
             if number not in batches:
                 batch = self._file.get_batch(number)
                 batches[number] = [batch.column(name) for name in columns]
-            yield tuple(column[place].as_py() for column in batches[number])
+            yield tuple(column[index].as_py() for column in batches[number])
 
     def scan(self, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """Yield the values of ``columns`` for all rows, a batch in memory at a time."""
         for number in range(self._file.num_record_batches):
             batch = self._file.get_batch(number)
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
-
-    def _open(self) -> None:
-        self._file = pa.ipc.open_file(pa.memory_map(str(self.path)))
 
     def __getstate__(self) -> Path:
         return self.path

@@ -6,55 +6,56 @@ from typing import Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from embedkit import distributed, rng
 from embedkit.data.batch_sampler import BatchSampler
-from embedkit.data.text.masking import mask
 from embedkit.data.text.packing import Ids, Rows
 from embedkit.recipe import MaskedLM
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.vocabulary import Vocabulary
+
+_MASKED, _RANDOM = 0.8, 0.9
+"""In the 80/10/10 scheme, tokens drawn below the first become [MASK], and those between the two a
+random token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedBatch:
     """Sequences as the model sees them, and what it is to guess.
 
-    Shapes: ``positions`` ``(M,)`` are the places in ``tokens.ids`` to guess at, in order, and
+    Shapes: ``positions`` ``(M,)`` are the indices in ``tokens.ids`` to guess at, in order, and
     ``targets`` ``(M,)`` the ids that stood there. M may be 0.
     """
 
     source: str
-    """Those of the step, over all ranks."""
+    """Names of the sources that this step reads over all ranks, comma-separated."""
     tokens: TokenBatch
     positions: Tensor
     targets: Tensor
     rows: int
-    """Of the step, over all ranks. A row may be several sequences."""
+    """Number of rows of the step over all ranks. A row may be several sequences."""
 
     def to(self, device: torch.device) -> Self:
-        return replace(
-            self,
-            tokens=self.tokens.to(device),
-            positions=self.positions.to(device, non_blocking=True),
-            targets=self.targets.to(device, non_blocking=True),
-        )
+        positions = self.positions.to(device, non_blocking=True)
+        targets = self.targets.to(device, non_blocking=True)
+        return replace(self, tokens=self.tokens.to(device), positions=positions, targets=targets)
 
     def select(self, sequences: Tensor) -> Self:
-        """The sequences of these numbers, each at most once, in that order."""
+        """Return the sequences of these numbers, each at most once, in that order."""
         tokens = self.tokens.select(sequences)
         device = self.positions.device
         offsets = self.tokens.offsets.to(device)
-        place = torch.full((len(self.tokens),), -1)
-        place[sequences] = torch.arange(len(sequences))
-        # Which sequence each position is in, here and there.
-        owner = torch.searchsorted(offsets, self.positions, right=True) - 1
-        chosen = place.to(device)[owner]
-        kept = (chosen >= 0).nonzero().squeeze(1)
-        within = self.positions[kept] - offsets[owner[kept]]
-        positions = tokens.offsets.to(device)[chosen[kept]] + within
+        new_number = torch.full((len(self.tokens),), -1)
+        new_number[sequences] = torch.arange(len(sequences))
+        # The sequence that each position is in, by its old and by its new number.
+        old = torch.searchsorted(offsets, self.positions, right=True) - 1
+        new = new_number.to(device)[old]
+        kept = (new >= 0).nonzero().squeeze(1)
+        within = self.positions[kept] - offsets[old[kept]]
+        positions = tokens.offsets.to(device)[new[kept]] + within
         order = torch.argsort(positions)
         return replace(
             self, tokens=tokens, positions=positions[order], targets=self.targets[kept][order]
@@ -69,44 +70,59 @@ class Masking:
     objective: MaskedLM
 
     def batch(self, rows: Iterable[tuple[list[Ids], int]], source: str, count: int) -> MaskedBatch:
-        """A batch of rows, each with the key of its draw."""
+        """Return a batch of rows, each with the key of its random numbers."""
         sequences: list[Ids] = []
-        seen, places, targets = [], [], []
+        inputs, positions, targets = [], [], []
         start = 0
         for row, key in rows:
             ids = np.concatenate(row)
             maskable = ~np.isin(ids, self.vocabulary.special)
-            masked, where = mask(ids, maskable, self.vocabulary, self.objective, key)
+            masked, drawn = mask(ids, maskable, self.vocabulary, self.objective, key)
             sequences += row
-            seen.append(masked)
-            places.append(where + start)
-            targets.append(ids[where])
+            inputs.append(masked)
+            positions.append(drawn + start)
+            targets.append(ids[drawn])
             start += len(ids)
-        offsets = np.cumsum([0, *map(len, sequences)])
+        offsets = torch.from_numpy(np.cumsum([0, *map(len, sequences)]))
         tokens = TokenBatch(
-            _tensor(seen), torch.from_numpy(offsets), torch.zeros(len(sequences), dtype=torch.int64)
+            _tensor(inputs), offsets, torch.zeros(len(sequences), dtype=torch.int64)
         )
-        return MaskedBatch(source, tokens, _tensor(places), _tensor(targets), count)
+        return MaskedBatch(source, tokens, _tensor(positions), _tensor(targets), count)
+
+
+def mask(
+    ids: NDArray[np.int64], maskable: NDArray[np.bool_], vocabulary: Vocabulary,
+    objective: MaskedLM, key: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
+    """Draw by ``key`` the tokens to be guessed: the ids that the model sees, and their indices.
+
+    Shapes: ``ids`` and ``maskable`` ``(T,)``; the result ``(T,)`` and ``(M,)``, in order.
+    """
+    drawn = rng.uniform(len(ids), rng.fold_in(key, "guess"))
+    positions = np.flatnonzero(maskable & (drawn < objective.rate))
+    seen = ids.copy()
+    seen[positions] = vocabulary.mask
+    if objective.replace == "80/10/10":
+        fate = rng.uniform(len(ids), rng.fold_in(key, "fate"))[positions]
+        random = positions[(fate >= _MASKED) & (fate < _RANDOM)]
+        choice = rng.uniform(len(ids), rng.fold_in(key, "random"))[random]
+        ordinary = vocabulary.ordinary
+        seen[random] = ordinary[(choice * len(ordinary)).astype(np.int64)]
+        kept = positions[fate >= _RANDOM]
+        seen[kept] = ids[kept]
+    return seen, positions
 
 
 class MaskedBatches(Dataset[MaskedBatch]):
-    """Step -> this rank's part of its rows, masked.
-
-    ``sampler`` gives draws, ``draws`` of which make a step.
-    """
+    """Maps a step to this rank's part of its rows, masked; ``draws`` batches make a step."""
 
     def __init__(
-        self,
-        sampler: BatchSampler,
-        rows: Sequence[Rows],
-        masking: Masking,
-        *,
-        draws: int,
-        seed: int,
-    ) -> None:
+        self, sampler: BatchSampler, rows: Sequence[Rows], masking: Masking, *,
+        draws: int, seed: int,
+    ) -> None:  # fmt: skip
         self._sampler, self._rows, self._masking = sampler, rows, masking
         self._draws, self._seed = draws, seed
-        # Workers may be spawned, and know nothing of ranks.
+        # Kept here, since spawned workers are no ranks.
         self._rank, self._world_size = distributed.rank(), distributed.world_size()
 
     def __len__(self) -> int:
@@ -115,21 +131,17 @@ class MaskedBatches(Dataset[MaskedBatch]):
     def __getitem__(self, step: int) -> MaskedBatch:
         draws = [self._sampler[step * self._draws + number] for number in range(self._draws)]
         whole = [(draw.source, int(row)) for draw in draws for row in draw.rows]
-        mine = range(len(whole))[distributed.share_of(len(whole), self._rank, self._world_size)]
-        names = dict.fromkeys(self._sampler.sources[draw.source].name for draw in draws)
-        return self._masking.batch(
-            (
-                (self._rows[source][row], rng.fold_in(self._seed, "mask", step, place))
-                for place in mine
-                for source, row in [whole[place]]
-            ),
-            ", ".join(names),
-            len(whole),
+        share = distributed.share_of(len(whole), self._rank, self._world_size)
+        keyed_rows = (
+            (self._rows[source][row], rng.fold_in(self._seed, "mask", step, index))
+            for index, (source, row) in list(enumerate(whole))[share]
         )
+        names = dict.fromkeys(self._sampler.sources[draw.source].name for draw in draws)
+        return self._masking.batch(keyed_rows, ", ".join(names), len(whole))
 
 
 def fixed_batch(name: str, rows: Rows, masking: Masking, count: int) -> MaskedBatch:
-    """This rank's part of ``count`` rows, or of all, masked alike in every run.
+    """Return this rank's part of ``count`` rows, or of all, masked alike in every run.
 
     Where there are fewer rows than ranks, every rank has all of them, so that none has nothing.
     """

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from embedkit import distributed
 from embedkit.data.batch_sampler import BatchSampler, Source
 from embedkit.data.loading import stream
-from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch, Texts
+from embedkit.data.pairs.contrastive_batches import Batches, BatchTexts, ContrastiveBatch
 from embedkit.data.pairs.records import Records
 from embedkit.recipe import Data, Mix
 from embedkit.tokens.batch import TokenBatch
@@ -55,7 +55,7 @@ def words(tokenizer: PreTrainedTokenizerBase, tokens: TokenBatch) -> list[str]:
     return [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in lists(tokens)]
 
 
-def negatives_by_query(texts: Texts) -> dict[str, list[str]]:
+def negatives_by_query(texts: BatchTexts) -> dict[str, list[str]]:
     count = len(texts.queries)
     found: dict[str, list[str]] = {query: [] for query in texts.queries}
     for text, owner in zip(texts.documents[count:], texts.owners[count:], strict=True):

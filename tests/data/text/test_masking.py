@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from embedkit.data.text.masking import mask
+from embedkit.data.text.masked_batches import mask
 from embedkit.recipe import MaskedLM
 from embedkit.tokens.vocabulary import Vocabulary
 
