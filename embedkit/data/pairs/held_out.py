@@ -1,8 +1,7 @@
-"""Task folders from the concepts that manifests hold out, free of every training text."""
+"""Writes task folders of the concepts that manifests hold out, free of every training text."""
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,6 @@ MAX_QUERIES = 500
 
 _ORDER = b"embedkit: order of texts"
 _TRAIN_OR_TEST = b"embedkit: train or test"
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    query: str
-    positive: str
-    negatives: list[str]
-    concept: str
-    topic: str | None
-
-    def texts(self) -> tuple[str, ...]:
-        return (self.query, self.positive, *self.negatives)
 
 
 def write_tasks(
@@ -49,34 +36,31 @@ def write_tasks(
         UserError: ``output`` holds something that no earlier call wrote, or a task would be empty.
     """
     check_replaceable(output, "held-out tasks")
-    kept_out = [(each, _held_out_rows(each)) for each in manifests if each.held_out]
-    if not kept_out:
+    held_out = [
+        (manifest, task, open_manifest(manifest, "held_out"))
+        for manifest in manifests
+        for task in (manifest.held_out.tasks if manifest.held_out else ())
+    ]
+    if not held_out:
         raise DataError("no source of the mixture holds anything out: nothing to write")
     training = [*map(open_manifest, manifests), *also_trained_on]
     bad = leaked(
-        (text for _, rows in kept_out for row in rows for text in row.texts()),
+        (text for *_, records in held_out for text in records.texts()),
         (text for records in training for text in records.texts()),
     )
     with whole_folder(output, "held-out tasks") as aside:
         names = [
-            _write_task(aside, task, manifest, rows, bad, max_documents)
-            for manifest, rows in kept_out
-            for task in (manifest.held_out.tasks if manifest.held_out else ())
+            _write_task(aside, task, manifest, records, bad, max_documents)
+            for manifest, task, records in held_out
         ]
     return [output / name for name in names]
-
-
-def _held_out_rows(manifest: Manifest) -> list[_Row]:
-    table = open_manifest(manifest, "held_out").table
-    columns = ("query", "positive", "negatives", "concept", "topic")
-    return [_Row(*values) for values in table.scan(columns)]
 
 
 def _write_task(
     output: Path,
     task: HeldOutTask,
     manifest: Manifest,
-    rows: list[_Row],
+    records: Records,
     bad: set[str],
     max_documents: int | None,
 ) -> str:
@@ -85,7 +69,7 @@ def _write_task(
         raise DataError(f"{manifest.name}: another manifest has a task {task.name}: rename one")
     folder.mkdir()
     make = _retrieval if task.type == "retrieval" else _classification
-    files = make(rows, bad, max_documents)
+    files = make(records, bad, max_documents)
     if not all(files.values()):
         raise DataError(
             f"{manifest.name}: no text is left for the held-out task {task.name}: raise "
@@ -102,12 +86,14 @@ def _write_task(
     return task.name
 
 
-def _retrieval(rows: list[_Row], bad: set[str], max_documents: int | None) -> dict[str, list[str]]:
+def _retrieval(records: Records, bad: set[str], max_documents: int | None) -> dict[str, list[str]]:
     relevant: dict[str, set[str]] = {}
-    for row in rows:
-        if row.query not in bad and row.positive not in bad:
-            relevant.setdefault(row.query, set()).add(row.positive)
-    everything = {row.positive for row in rows}.union(*(row.negatives for row in rows)) - bad
+    everything: set[str] = set()
+    for query, positive, negatives in records.table.scan(("query", "positive", "negatives")):
+        if query not in bad and positive not in bad:
+            relevant.setdefault(query, set()).add(positive)
+        everything.update((positive, *negatives))
+    everything -= bad
     folded = set(map(fold, everything))
     # A query that is a document of the corpus, word for word, would find itself.
     candidates = [query for query in _drawn(relevant) if fold(query) not in folded]
@@ -131,7 +117,7 @@ def _retrieval(rows: list[_Row], bad: set[str], max_documents: int | None) -> di
 def _choose(
     candidates: list[str], relevant: dict[str, set[str]], max_documents: int | None
 ) -> tuple[list[str], set[str]]:
-    """The first queries whose documents all fit the corpus, and these documents."""
+    """Return the first queries whose documents all fit the corpus, and these documents."""
     queries: list[str] = []
     documents: set[str] = set()
     for query in candidates:
@@ -146,34 +132,31 @@ def _choose(
 
 
 def _classification(
-    rows: list[_Row], bad: set[str], max_documents: int | None
+    records: Records, bad: set[str], max_documents: int | None
 ) -> dict[str, list[str]]:
-    topics: dict[str, set[str]] = {}
-    sides: dict[str, set[bool]] = {}
+    labels: dict[str, set[tuple[str, bool]]] = {}
     texts: dict[str, str] = {}
-    for row in rows:
-        for text in (row.query, row.positive):
-            if row.topic and text not in bad:
+    for *sides, concept, topic in records.table.scan(("query", "positive", "concept", "topic")):
+        for text in sides:
+            if topic and text not in bad:
                 texts.setdefault(fold(text), text)
-                topics.setdefault(fold(text), set()).add(row.topic)
-                sides.setdefault(fold(text), set()).add(
-                    unit_hash(row.concept, _TRAIN_OR_TEST) < 0.5
-                )
-    # What two topics or two sides share can be told neither way.
-    clear = [key for key in texts if len(topics[key]) == 1 and len(sides[key]) == 1]
-    chosen = _drawn(clear)[:max_documents]
-    split: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
+                trained = unit_hash(concept, _TRAIN_OR_TEST) < 0.5
+                labels.setdefault(fold(text), set()).add((topic, trained))
+    # A text of two topics, or of both training and test, is left out.
+    chosen = _drawn(key for key in texts if len(labels[key]) == 1)[:max_documents]
+    splits: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
     for key in chosen:
-        split[min(sides[key])].append((texts[key], min(topics[key])))
-    common = {topic for _, topic in split[True]} & {topic for _, topic in split[False]}
+        [(topic, trained)] = labels[key]
+        splits[trained].append((texts[key], topic))
+    common = {topic for _, topic in splits[True]} & {topic for _, topic in splits[False]}
     return {
-        name: [_line({"text": text, "label": topic}) for text, topic in pairs if topic in common]
-        for name, pairs in (("train.jsonl", split[True]), ("test.jsonl", split[False]))
+        name: [_line({"text": text, "label": topic}) for text, topic in split if topic in common]
+        for name, split in (("train.jsonl", splits[True]), ("test.jsonl", splits[False]))
     }
 
 
 def _drawn(texts: Iterable[str]) -> list[str]:
-    """The texts in an order that looks random and depends on nothing but them."""
+    """Return the texts in an order that looks random and depends on nothing but them."""
     return sorted(texts, key=lambda text: (unit_hash(text, _ORDER), text))
 
 

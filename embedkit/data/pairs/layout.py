@@ -15,17 +15,17 @@ from embedkit.errors import DataError
 
 _FILE = "layout.json"
 _TELLING = ("neg", "score", "label")
-"""How names of columns begin that would change training: leaving one out has to be meant."""
+"""Prefixes of columns that would change training, so that they are left out by intent alone."""
 
 
 @dataclass
 class ColumnLayout:
-    """What is found while a source is read; it is kept beside the rows."""
+    """What columns of a source turn out to be while it is read; it is kept beside the rows."""
 
     rows_read: int = 0
-    """Rows of the source itself, those that the filter leaves out among them."""
+    """Rows of the source itself, including those that the filter leaves out."""
     columns: dict[str, list[str]] = field(default_factory=dict)
-    """The paths of each part that columns play, over all rows."""
+    """The paths of the columns that play each part, over all rows."""
     unused: list[str] = field(default_factory=list)
     """Columns that play no part and are not ignored."""
 
@@ -39,7 +39,7 @@ class ColumnLayout:
         (folder / _FILE).write_text(json.dumps(vars(self)))
 
     def add(self, names: Sequence[str], description: Description) -> Columns:
-        """Find, and keep, which part each column of a row plays that has the columns ``names``.
+        """Find, and keep, which parts the columns ``names`` of a row play.
 
         Raises:
             DataError: a column that would change training plays no part, or a held-out split lacks
@@ -50,9 +50,14 @@ class ColumnLayout:
             # The positives are made of the queries.
             named = named.model_copy(update={"positive": named.query})
         taken = _starts(named, names)
-        free = [each for each in names if each not in taken and not _ignored(each, description)]
+        free = [name for name in names if name not in taken and not _ignored(name, description)]
         columns = named if description.same_label else named.with_recognised(free)
-        _check_concepts(columns, description)
+        held_out = isinstance(description, Manifest) and description.held_out
+        if held_out and columns.negatives and not columns.negative_concepts:
+            raise DataError(
+                "held_out needs columns.negative_concepts for the negatives in "
+                f'{_quoted(columns.negatives)}, or ignore = ["negatives"]'
+            )
         used = _starts(columns, names)
         if description.filter:
             filtered = _start(RowFilter(description.filter).path.text, names)
@@ -64,13 +69,18 @@ class ColumnLayout:
                 )
             used.add(filtered)
         unused = [name for name in free if name not in used]
-        # Where a column is missing, reading the row says so, and this one may be it, renamed.
-        if taken.issubset(names):
-            _refuse_telling(unused)
+        # Reading the row refuses a named column that is missing, which may be there, renamed.
+        telling = [name for name in unused if name.lower().startswith(_TELLING)]
+        if telling and taken.issubset(names):
+            them, they = ("it", "it is") if len(telling) == 1 else ("them", "they are")
+            raise DataError(
+                f"nothing uses {_quoted(telling)}: give {them} a part in columns, or say that "
+                f"{they} left out: ignore = {json.dumps(telling, ensure_ascii=False)}"
+            )
         self.unused += [name for name in unused if name not in self.unused]
         for role, paths in columns.paths().items():
-            found = self.columns.setdefault(role, [])
-            found += [path for path in paths if path not in found]
+            known = self.columns.setdefault(role, [])
+            known += [path for path in paths if path not in known]
         return columns
 
     def tell_unused(self, name: str) -> None:
@@ -89,31 +99,12 @@ def _ignored(name: str, description: Description) -> bool:
 
 
 def _starts(columns: Columns, names: Sequence[str]) -> set[str]:
-    """The columns that the paths of all parts start in."""
+    """Return the columns that the paths of all parts start in."""
     return {_start(path, names) for paths in columns.paths().values() for path in paths}
 
 
 def _start(path: str, names: Sequence[str]) -> str:
     return path if path in names else ColumnPath(path).column
-
-
-def _check_concepts(columns: Columns, description: Description) -> None:
-    held_out = isinstance(description, Manifest) and description.held_out
-    if held_out and columns.negatives and not columns.negative_concepts:
-        raise DataError(
-            "held_out needs columns.negative_concepts for the negatives in "
-            f'{_quoted(columns.negatives)}, or ignore = ["negatives"]'
-        )
-
-
-def _refuse_telling(unused: Iterable[str]) -> None:
-    telling = [name for name in unused if name.lower().startswith(_TELLING)]
-    if telling:
-        them, they = ("it", "it is") if len(telling) == 1 else ("them", "they are")
-        raise DataError(
-            f"nothing uses {_quoted(telling)}: give {them} a part in columns, or say that {they} "
-            f"left out: ignore = {json.dumps(telling, ensure_ascii=False)}"
-        )
 
 
 def _quoted(names: Iterable[str]) -> str:

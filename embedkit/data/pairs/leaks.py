@@ -9,12 +9,12 @@ _MIN_WORDS = 4
 
 
 def fold(text: str) -> str:
-    """The text without differences of case and of white space."""
+    """Return the text without differences of case and of white space."""
     return " ".join(text.casefold().split())
 
 
 def leaked(evaluated: Iterable[str], training: Iterable[str]) -> set[str]:
-    """Those of ``evaluated`` that are a training text or a piece of one, when both are folded.
+    """Return those of ``evaluated`` that are, when folded, a training text or a piece of one.
 
     Texts of fewer than four words are never reported.
     """
@@ -25,17 +25,15 @@ def leaked(evaluated: Iterable[str], training: Iterable[str]) -> set[str]:
         folded = fold(text)
         if len(words := folded.split()) >= _MIN_WORDS:
             by_anchor[_anchor(words)].setdefault(folded, []).append(text)
-    found: set[str] = set()
+    leaks: set[str] = set()
     for text in map(fold, training):
-        words = text.split()
-        for anchor in set(pairwise(words)) & by_anchor.keys():
-            hits = [folded for folded in by_anchor[anchor] if folded in text]
-            for hit in hits:
-                found.update(by_anchor[anchor].pop(hit))
-    return found
+        for anchor in set(pairwise(text.split())) & by_anchor.keys():
+            for folded in [folded for folded in by_anchor[anchor] if folded in text]:
+                leaks.update(by_anchor[anchor].pop(folded))
+    return leaks
 
 
 def _anchor(words: list[str]) -> tuple[str, str]:
-    """The longest two neighbours among the inner words, since those are the rarest."""
+    """Return the longest two neighbours among the inner words, since those are the rarest."""
     inner = words[1:-1]
     return max(pairwise(inner), key=lambda pair: len(pair[0]) + len(pair[1]))

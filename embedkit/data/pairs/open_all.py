@@ -1,4 +1,4 @@
-"""Several sources opened beside each other, each in a process of its own."""
+"""Opens several sources at a time, each in a process of its own."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ from embedkit.errors import DataError
 def open_all(names: Sequence[str], workers: int) -> Iterator[tuple[str, int]]:
     """Fetch, verify and cache the sources of manifests; yield name and rows as each is done.
 
-    What the others warn of is warned of here, a source's warnings before its rows.
+    Warnings of the other processes are repeated here, a source's warnings before its rows.
 
     Raises:
-        DataError: the first that a source gives. Sources under way are finished, and stay cached.
+        DataError: the first that a source raises. Sources under way are finished and stay cached.
     """
     if min(workers, len(names)) <= 1:
         yield from ((name, _rows(name)) for name in names)
@@ -27,15 +27,15 @@ def open_all(names: Sequence[str], workers: int) -> Iterator[tuple[str, int]]:
     pool = ProcessPoolExecutor(min(workers, len(names)), get_context("spawn"))
     name = names[0]
     try:
-        opened = {pool.submit(_rows_and_warnings, each): each for each in names}
-        for done in as_completed(opened):
-            name = opened[done]
-            rows, heard = done.result()
-            for each in heard:
-                warnings.warn(each, stacklevel=2)
+        jobs = {pool.submit(_rows_and_warnings, name): name for name in names}
+        for job in as_completed(jobs):
+            name = jobs[job]
+            rows, messages = job.result()
+            for message in messages:
+                warnings.warn(message, stacklevel=2)
             yield name, rows
     except BrokenProcessPool:
-        # A process that was started while the pool broke is waited for, but told nothing any more.
+        # The pool waits for a process that was started while it broke, but never stops it.
         for child in set(active_children()) - others:
             child.kill()
         raise DataError(
@@ -60,4 +60,4 @@ def _rows_and_warnings(name: str) -> tuple[int, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         rows = _rows(name)
-    return rows, [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
+    return rows, [str(w.message) for w in caught if issubclass(w.category, UserWarning)]

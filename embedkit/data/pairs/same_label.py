@@ -1,4 +1,4 @@
-"""Pairs of texts that share a label, for sources that have labels but no pairs.
+"""Makes pairs of texts that share a label, for sources that have labels but no pairs.
 
 The texts of a label, each counted once, stand in an order drawn by the seed. The positive of a text
 is the next one, and of the last the first: every text is one query and one positive, and never its
@@ -26,30 +26,25 @@ def pairs(texts: Iterable[tuple[str, str]], seed: int) -> Iterator[tuple[str, st
         closing(sqlite3.connect(folder / "texts.sqlite")) as database,
     ):
         database.execute("pragma journal_mode = off")
-        database.execute("create table texts (label text, place integer, text text)")
-        rows = ((label, _place(text, seed), text) for text, label in texts)
+        database.execute("create table texts (label text, rank integer, text text)")
+        rows = ((label, _rank(text, seed), text) for text, label in texts)
         database.executemany("insert into texts values (?, ?, ?)", rows)
-        database.execute("create index order_of_texts on texts (label, place)")
-        # Equal texts have equal places.
+        database.execute("create index order_of_texts on texts (label, rank)")
+        # Equal texts have equal ranks.
         ordered = database.execute(
-            "select label, text from texts group by label, place order by label, place"
+            "select label, text from texts group by label, rank order by label, rank"
         )
-        for label, found in groupby(ordered, key=itemgetter(0)):
-            for text, positive in _around(text for _, text in found):
-                yield text, positive, label
+        for label, group in groupby(ordered, key=itemgetter(0)):
+            ring = (text for _, text in group)
+            first = text = next(ring)
+            for following in ring:
+                yield text, following, label
+                text = following
+            if text != first:
+                yield text, first, label
 
 
-def _around(texts: Iterator[str]) -> Iterator[tuple[str, str]]:
-    """Each text and the next, the last and the first."""
-    first = text = next(texts)
-    for following in texts:
-        yield text, following
-        text = following
-    if text != first:
-        yield text, first
-
-
-def _place(text: str, seed: int) -> int:
+def _rank(text: str, seed: int) -> int:
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
