@@ -1,4 +1,4 @@
-"""Which tokens make a row of training: a plan from the lengths of documents, read row by row."""
+"""Plans which tokens make a row of training, from the lengths of documents, and reads the rows."""
 
 from bisect import bisect_left, insort
 from collections import defaultdict
@@ -19,17 +19,17 @@ _AT_ONCE = 2**22
 
 
 class Rows(Protocol):
-    """Rows by number. Pickles small but for its plan, whose size is that of the lengths at most."""
+    """Rows by number. Pickle size is at most that of the documents' lengths."""
 
     documents: int
-    """Those that are read."""
+    """Number of documents that are read."""
     tokens: int
-    """Of all rows, special ones included."""
+    """Number of tokens in all rows, special ones included."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, row: int) -> list[Ids]:
-        """The sequences of a row, with their special tokens."""
+        """Return the sequences of a row, with their special tokens."""
         ...
 
 
@@ -63,7 +63,7 @@ class _View:
         return len(self._store) if self._numbers is None else len(self._numbers)
 
     def length_blocks(self) -> Iterator[NDArray[np.int64]]:
-        """The lengths of all documents without special tokens, some millions at a time."""
+        """Yield the lengths of all documents without special tokens, some millions at a time."""
         if self._numbers is None:
             yield from self._store.lengths()
             return
@@ -75,13 +75,13 @@ class _View:
         return np.concatenate([np.empty(0, dtype=np.int64), *self.length_blocks()])
 
     def ids(self, document: int, start: int, stop: int) -> NDArray[Any]:
-        """The ids of a document from ``start`` to ``stop``, or to its end if that comes first."""
+        """Return ids of a document from ``start`` to ``stop``, or to its end if that is first."""
         number = document if self._numbers is None else int(self._numbers[document])
         begin, end = self._store.offsets[number : number + 2]
         return self._store.ids[begin + start : min(begin + stop, end)]
 
     def framed(self, document: int, start: int, stop: int) -> Ids:
-        """The same as a sequence, between special tokens."""
+        """Return the ids of ``ids`` as a sequence, between special tokens."""
         parts = [self.prefix, self.ids(document, start, stop), self.suffix]
         return np.concatenate(parts, dtype=np.int64)
 
@@ -91,7 +91,7 @@ class TruncateRows:
 
     def __init__(self, view: _View, max_tokens: int) -> None:
         self._view, self._room = view, max_tokens - view.framing
-        read = sum(int(np.minimum(each, self._room).sum()) for each in view.length_blocks())
+        read = sum(int(np.minimum(lengths, self._room).sum()) for lengths in view.length_blocks())
         self.documents = len(view)
         self.tokens = read + len(view) * view.framing
 
@@ -155,7 +155,7 @@ class ConcatRows:
         return [np.concatenate(parts)]
 
     def _part(self, document: int, start: int, stop: int) -> Ids:
-        """What lies between two places of the chain of a document with its special tokens."""
+        """Return what a document, framed by special tokens, has between two chain positions."""
         view = self._view
         begin, end = self._begins[document : document + 2].tolist()
         start, stop = max(start, begin) - begin, min(stop, end) - begin
@@ -167,7 +167,7 @@ class ConcatRows:
 
 
 def _at_least(store: TokenStore, length: int) -> NDArray[Any]:
-    """The numbers of the documents of ``length`` tokens or more."""
+    """Return the numbers of the documents of ``length`` tokens or more."""
     kind = np.uint32 if len(store) < 2**32 else np.int64
     start, found = 0, [np.empty(0, dtype=kind)]
     for lengths in store.lengths():
@@ -177,7 +177,7 @@ def _at_least(store: TokenStore, length: int) -> NDArray[Any]:
 
 
 def _fill(sizes: NDArray[np.int32], capacity: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Share pieces among rows: the pieces of all rows side by side, and where each row begins.
+    """Share pieces among rows; return the pieces of all rows, and where each row begins.
 
     Works on how many pieces there are of each size, not on pieces: the time hardly grows with them.
     """
@@ -205,7 +205,7 @@ _Shape = tuple[tuple[int, int], ...]
 
 
 def _shapes(counts: NDArray[np.int64], capacity: int) -> list[tuple[int, _Shape]]:
-    """How many rows there are to be of which shape: best fit, from the largest size down.
+    """Return how many rows there are of each shape, by best fit from the largest size down.
 
     Equal rows are filled together (after histogram packing; Krell et al., 2021).
     """

@@ -1,7 +1,7 @@
-"""Token ids of documents on disk: memory-mapped, appended in blocks, checked by hash.
+"""Stores token ids of documents on disk: memory-mapped, appended in blocks, checked by hash.
 
-Of each split ``<split>.ids`` has all ids side by side, and ``<split>.offsets`` where each document
-begins and the last one ends. ``blocks.jsonl`` has a line for each block that is whole on disk.
+For each split, ``<split>.ids`` has all ids side by side, and ``<split>.offsets`` where each
+document begins and the last one ends. ``blocks.jsonl`` has a line for each block that is whole.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.errors import DataError
+from embedkit.storage.hashing import sha256_of_text
 
 Split = Literal["train", "held_out"]
 
@@ -22,24 +23,25 @@ _BLOCK = 2**22
 """Tokens after which a block is written."""
 _SCANNED = 2**22
 """Documents whose lengths are in memory at a time."""
+_REMEDY = "remove its folder, and it is made anew"
 
 
 class TokenStore:
-    """The documents of one split; only what is read comes into memory. Pickles as its place."""
+    """The documents of one split; only what is read comes into memory. Pickles as its folder."""
 
     def __init__(self, folder: Path, split: Split) -> None:
         self.folder, self.split = folder, split
         facts = json.loads((folder / "facts.json").read_text())
-        own = facts["splits"][split]
-        self.content: str = own["content"]
+        counts = facts["splits"][split]
+        self.content: str = counts["content"]
         """A hash of all ids and of where documents end, in order."""
-        self.ids = _mapped(folder / f"{split}.ids", np.dtype(facts["dtype"]), own["tokens"])
+        self.ids = _mapped(folder / f"{split}.ids", np.dtype(facts["dtype"]), counts["tokens"])
         self.offsets = _mapped(
-            folder / f"{split}.offsets", np.dtype(np.int64), own["documents"] + 1
+            folder / f"{split}.offsets", np.dtype(np.int64), counts["documents"] + 1
         )
 
     def __len__(self) -> int:
-        """How many documents there are."""
+        """Return the number of documents."""
         return len(self.offsets) - 1
 
     @property
@@ -47,7 +49,7 @@ class TokenStore:
         return len(self.ids)
 
     def lengths(self) -> Iterator[NDArray[np.int64]]:
-        """The lengths of all documents without special tokens, some millions at a time."""
+        """Yield the lengths of all documents without special tokens, some millions at a time."""
         for start in range(0, len(self), _SCANNED):
             yield np.diff(self.offsets[start : start + _SCANNED + 1])
 
@@ -59,21 +61,21 @@ class TokenStore:
         """
         documents = tokens = 0
         for number, block in enumerate(_blocks(self.folder / "blocks.jsonl")):
-            own = block[self.split]
-            ids = self.ids[tokens : tokens + own["tokens"]]
-            ends = self.offsets[documents + 1 : documents + own["documents"] + 1]
-            if _digest(ids, ends) != own["sha256"]:
+            counts = block[self.split]
+            ids = self.ids[tokens : tokens + counts["tokens"]]
+            ends = self.offsets[documents + 1 : documents + counts["documents"] + 1]
+            if _digest(ids, ends) != counts["sha256"]:
                 raise DataError(
                     f"{self.folder}: block {number} of {self.split} is not as it was written: "
                     "remove the folder, and it is made anew"
                 )
-            documents, tokens = documents + own["documents"], tokens + own["tokens"]
+            documents, tokens = documents + counts["documents"], tokens + counts["tokens"]
 
     def __getstate__(self) -> tuple[Path, Split]:
         return self.folder, self.split
 
-    def __setstate__(self, place: tuple[Path, Split]) -> None:
-        self.__init__(*place)  # type: ignore[misc]
+    def __setstate__(self, arguments: tuple[Path, Split]) -> None:
+        self.__init__(*arguments)  # type: ignore[misc]
 
 
 class StoreWriter:
@@ -82,20 +84,22 @@ class StoreWriter:
     def __init__(self, folder: Path, splits: Sequence[Split], dtype: np.dtype[Any]) -> None:
         self._folder, self._dtype = folder, dtype
         self._journal = folder / "blocks.jsonl"
-        _cut_torn_line(self._journal)
+        self._journal.touch()
+        # A killed process may have left half a line.
+        os.truncate(self._journal, self._journal.read_bytes().rfind(b"\n") + 1)
         blocks = list(_blocks(self._journal))
         self.read = sum(block["read"] for block in blocks)
         """Documents of the source that whole blocks account for."""
         self._written = {
             split: {
-                "documents": sum(block[split]["documents"] for block in blocks),
-                "tokens": sum(block[split]["tokens"] for block in blocks),
+                kind: sum(block[split][kind] for block in blocks)
+                for kind in ("documents", "tokens")
             }
             for split in splits
         }
         self._hashes = {split: [block[split]["sha256"] for block in blocks] for split in splits}
         for split in splits:
-            self._cut(split)
+            self._truncate(split)
         self._begin()
 
     def add(self, split: Split, ids: Sequence[int]) -> None:
@@ -108,7 +112,7 @@ class StoreWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Make a block of what was added since the last one."""
+        """Write what was added since the last block as a block."""
         if not self._read:
             return
         block: dict[str, Any] = {"read": self._read}
@@ -124,7 +128,7 @@ class StoreWriter:
         facts = {
             "dtype": str(self._dtype),
             "splits": {
-                split: {**counts, "content": _sha256("".join(self._hashes[split]).encode())}
+                split: {**counts, "content": sha256_of_text("".join(self._hashes[split]))}
                 for split, counts in self._written.items()
             },
         }
@@ -137,21 +141,17 @@ class StoreWriter:
     def _append(self, split: Split, documents: list[NDArray[Any]]) -> dict[str, Any]:
         written = self._written[split]
         ids = np.concatenate([np.empty(0, self._dtype), *documents])
-        lengths = np.array([len(each) for each in documents], dtype=np.int64)
-        ends = written["tokens"] + np.cumsum(lengths)
+        ends = written["tokens"] + np.cumsum([*map(len, documents)], dtype=np.int64)
         _append(self._folder / f"{split}.ids", ids.tobytes())
         _append(self._folder / f"{split}.offsets", ends.tobytes())
         written["documents"] += len(documents)
         written["tokens"] += len(ids)
-        self._hashes[split].append(_digest(ids, ends))
-        return {
-            "documents": len(documents),
-            "tokens": len(ids),
-            "sha256": self._hashes[split][-1],
-        }
+        digest = _digest(ids, ends)
+        self._hashes[split].append(digest)
+        return {"documents": len(documents), "tokens": len(ids), "sha256": digest}
 
-    def _cut(self, split: Split) -> None:
-        """Take away what was written of a block that did not become whole."""
+    def _truncate(self, split: Split) -> None:
+        """Remove what was written of a block that did not become whole."""
         written = self._written[split]
         sizes = {
             "ids": written["tokens"] * self._dtype.itemsize,
@@ -169,14 +169,9 @@ def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise DataError(
-            f"{path}: {error.strerror}: remove its folder, and it is made anew"
-        ) from None
+        raise DataError(f"{path}: {error.strerror}: {_REMEDY}") from None
     if size != count * dtype.itemsize:
-        raise DataError(
-            f"{path}: {size} bytes, expected {count * dtype.itemsize}: remove its folder, and it "
-            "is made anew"
-        )
+        raise DataError(f"{path}: {size} bytes, expected {count * dtype.itemsize}: {_REMEDY}")
     # An empty file cannot be mapped.
     return np.memmap(path, dtype, mode="r", shape=(count,)) if count else np.empty(0, dtype)
 
@@ -184,11 +179,6 @@ def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
 def _blocks(journal: Path) -> Iterator[Mapping[str, Any]]:
     with journal.open("rb") as lines:
         yield from map(json.loads, lines)
-
-
-def _cut_torn_line(journal: Path) -> None:
-    journal.touch()
-    os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
 
 
 def _append(path: Path, data: bytes) -> None:
@@ -199,8 +189,4 @@ def _append(path: Path, data: bytes) -> None:
 
 
 def _digest(ids: NDArray[Any], ends: NDArray[np.int64]) -> str:
-    return _sha256(ids.tobytes() + ends.tobytes())
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(ids.tobytes() + ends.tobytes()).hexdigest()

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,11 @@ class _Term:
     parents: list[str] = field(default_factory=list)
     obsolete: bool = False
 
+    def new_synonyms(self) -> list[str]:
+        # A lay synonym is often the label in other letters: there is nothing to learn from it.
+        label = self.name.casefold()
+        return [text for text in dict.fromkeys(self.synonyms) if text.casefold() != label]
+
 
 def read(
     path: Path, relation: Literal["definition", "synonym", "term"], siblings: int
@@ -34,71 +39,60 @@ def read(
     terms = {term.id: term for term in _terms(path) if term.name and not term.obsolete}
     if not terms:
         raise DataError(f"{path}: no [Term] with id and name: is this an OBO file?")
-    if relation == "term":
-        yield from filter(None, map(_whole, terms.values()))
-        return
-    if relation == "definition":
-        pairs: Callable[[_Term], list[tuple[str, str]]] = _definitions
-        document: Callable[[_Term], str] = lambda term: term.definition  # noqa: E731
-    else:
-        pairs, document = _synonyms, lambda term: term.name
     children: defaultdict[str, list[_Term]] = defaultdict(list)
     for term in terms.values():
         for parent in term.parents:
             children[parent].append(term)
+    # What is said of a term to those who ask for it.
+    documents = {
+        term.id: term.definition if relation == "definition" else term.name
+        for term in terms.values()
+    }
     for term in terms.values():
-        others = _siblings(term, children, document, siblings)
-        for query, positive in pairs(term):
+        synonyms = term.new_synonyms()
+        if relation == "term":
+            if term.definition or synonyms:
+                yield {
+                    "name": term.name,
+                    "definition": term.definition,
+                    "synonyms": synonyms,
+                    "id": term.id,
+                }
+            continue
+        if relation == "definition":
+            queries = [term.name] if term.definition else []
+        else:
+            queries = synonyms
+        negatives = _siblings(term, children, documents, siblings)
+        for query in queries:
             yield {
                 "query": query,
-                "positive": positive,
-                "negatives": [document(other) for other in others],
-                "negative_concepts": [other.id for other in others],
+                "positive": documents[term.id],
+                "negatives": list(negatives),
+                "negative_concepts": list(negatives.values()),
                 "id": term.id,
             }
 
 
-def _whole(term: _Term) -> dict[str, Any] | None:
-    """All that is said of a term; ``None`` where that is its name alone."""
-    synonyms = [synonym for synonym, _ in _synonyms(term)]
-    if not term.definition and not synonyms:
-        return None
-    return {
-        "name": term.name,
-        "definition": term.definition,
-        "synonyms": synonyms,
-        "id": term.id,
-    }
-
-
-def _definitions(term: _Term) -> list[tuple[str, str]]:
-    return [(term.name, term.definition)] if term.definition else []
-
-
-def _synonyms(term: _Term) -> list[tuple[str, str]]:
-    # A lay synonym is often the label in other letters: there is nothing to learn from it.
-    own = term.name.casefold()
-    distinct = dict.fromkeys(each for each in term.synonyms if each.casefold() != own)
-    return [(synonym, term.name) for synonym in distinct]
-
-
 def _siblings(
     term: _Term,
-    children: dict[str, list[_Term]],
-    document: Callable[[_Term], str],
+    children: Mapping[str, list[_Term]],
+    documents: Mapping[str, str],
     limit: int,
-) -> list[_Term]:
-    """Terms under the same parents, the smallest family first, from the term's own place on."""
-    found: dict[str, _Term] = {}
+) -> dict[str, str]:
+    """Return documents and ids of terms under the same parents, from the term's own place on.
+
+    The smallest family comes first.
+    """
+    siblings: dict[str, str] = {}
     for parent in sorted(term.parents, key=lambda parent: (len(children[parent]), parent)):
-        family = children[parent]
-        place = next(i for i, each in enumerate(family) if each.id == term.id)
-        for other in family[place + 1 :] + family[:place]:
-            if len(found) == limit:
-                return list(found.values())
-            if document(other) and document(other) != document(term):
-                found.setdefault(document(other), other)
-    return list(found.values())
+        family = [child.id for child in children[parent]]
+        index = family.index(term.id)
+        for sibling in family[index + 1 :] + family[:index]:
+            document = documents[sibling]
+            if len(siblings) < limit and document and document != documents[term.id]:
+                siblings.setdefault(document, sibling)
+    return siblings
 
 
 def _terms(path: Path) -> Iterator[_Term]:
