@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
     from embedkit.clustering.settings import ClusteringOptions
     from embedkit.data.batch_table import BatchTable
-    from embedkit.data.check_sources import SourceCheck
-    from embedkit.data.describe import shipped_sources
+    from embedkit.data.inspect_sources import SourceCheck, shipped_sources
     from embedkit.data.manifests.hub_lock import lock_sources
     from embedkit.data.manifests.manifest import shipped_names
     from embedkit.data.pairs.records import Records
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BatchTable": "data.batch_table",
-    "shipped_sources": "data.describe",
+    "shipped_sources": "data.inspect_sources",
     "lock_sources": "data.manifests.hub_lock",
     "shipped_names": "data.manifests.manifest",
     "Records": "data.pairs.records",
@@ -216,7 +215,7 @@ def cluster(
 
 def describe_source(name: str, *, model: str = "starter") -> Iterator[Table]:
     """Return tables of what a source is, its first rows, and its lengths by a model's tokenizer."""
-    from embedkit.data.describe import describe
+    from embedkit.data.inspect_sources import describe
     from embedkit.models.hub import load_tokenizer
 
     return describe(name, load_tokenizer(model), model)
@@ -232,7 +231,7 @@ def check_sources(
         recipe: checks all sources of this recipe, in place of ``names``.
         tokenizer: a model, whose tokenizer makes the token ids of text, which are verified too.
     """
-    from embedkit.data.check_sources import check, chosen
+    from embedkit.data.inspect_sources import check, chosen
     from embedkit.models.hub import load_tokenizer
 
     return check(chosen(names, recipe), load_tokenizer(tokenizer) if tokenizer else None)

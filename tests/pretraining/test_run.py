@@ -26,8 +26,7 @@ from support.tiny_bert import MINILM
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from embedkit import api, distributed
-from embedkit.data.text.documents import is_held_out
-from embedkit.data.text.texts import Texts
+from embedkit.data.text.texts import Texts, is_held_out
 from embedkit.errors import UserError
 from embedkit.models import hub
 from embedkit.recipe import load_pretrain_recipe, load_recipe

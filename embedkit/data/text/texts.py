@@ -1,14 +1,16 @@
 """Texts for pretraining: documents of one source, read from the first to the last."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import NamedTuple, Self, Unpack
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit.config import validated
+from embedkit.data import concepts
+from embedkit.data.manifests.columns import ColumnPath, RowFilter
 from embedkit.data.manifests.manifest import (
     Options,
     TextDescription,
@@ -19,15 +21,20 @@ from embedkit.data.manifests.roles import TextColumns
 from embedkit.data.manifests.sources import File, FilesSource, Source
 from embedkit.data.sources import open_source
 from embedkit.data.sources.open_source import OpenedSource
-from embedkit.data.sources.rows import RowSource, RowStream, errors_named
-from embedkit.data.sources.streams import blocks_of
-from embedkit.data.text.documents import Document, documents, is_held_out
+from embedkit.data.sources.rows import Row, RowSource, RowStream, convert, errors_named
+from embedkit.data.sources.streams import blocks_of, distinct
 from embedkit.errors import DataError
 from embedkit.storage import cache
 
 _SCHEMA = pa.schema([("text", pa.large_string()), ("concept", pa.large_string())])
 _CHARACTERS = 2**22
 """Characters of a row group."""
+
+
+class Document(NamedTuple):
+    text: str
+    concept: str | None
+    """What the row is about, or the text itself; documents are held out by their concept."""
 
 
 class Texts(RowSource):
@@ -49,7 +56,7 @@ class Texts(RowSource):
     @classmethod
     def from_rows(
         cls,
-        rows: Iterable[str | Mapping[str, Any]],
+        rows: Iterable[str | Row],
         *,
         name: str = "texts",
         **options: Unpack[Options],
@@ -81,8 +88,8 @@ class Texts(RowSource):
         # Without concepts a document's own text stands for its: it need not be written twice.
         concept = description.columns.concept and "concept"
         with cache.scratch("texts") as aside, errors_named(name):
-            found = documents([stream], description)
-            content = _write(aside / "texts.parquet", found, concepts=concept is not None)
+            found = _documents([stream], description)
+            content = _write(aside / "texts.parquet", found, keep_concepts=concept is not None)
             folder = aside.with_name(f"rows-{content[:32]}")
             cache.publish(aside, folder)
         written = TextDescription(
@@ -113,7 +120,7 @@ class Texts(RowSource):
         """
         opened = opened or self.open()
         with errors_named(self.name):
-            yield from documents(opened.streams, self.description)
+            yield from _documents(opened.streams, self.description)
 
     def count(self) -> tuple[int, int]:
         """Read everything; return how many documents there are, and how many are held out.
@@ -130,16 +137,53 @@ class Texts(RowSource):
         return documents, held_out
 
 
+def is_held_out(document: Document, description: TextDescription) -> bool:
+    """Whether training must not see the document."""
+    held_out = description.held_out
+    return held_out is not None and concepts.is_held_out(document.concept, held_out.share)
+
+
+def _documents(streams: Iterable[RowStream], description: TextDescription) -> Iterator[Document]:
+    """Yield the documents of all streams in order; an error names the stream and the row in it."""
+    keep = RowFilter(description.filter) if description.filter else None
+    paths = [ColumnPath(path) for path in description.columns.text]
+    concept = description.columns.concept and ColumnPath(description.columns.concept)
+
+    def make(row: Row) -> Iterator[Document]:
+        if keep and not keep(row):
+            return
+        text = "\n".join(part for path in paths for part in _parts(path, row))
+        if text:
+            yield Document(text, concept.mark_in(row, "[columns]") if concept else text)
+        elif not description.drop_empty:
+            names = ", ".join(path.text for path in paths)
+            raise DataError(f"{names} is empty: fill it in, or set drop_empty = true")
+
+    made = convert(streams, make)
+    return distinct(made, lambda document: document.text) if description.deduplicate else made
+
+
+def _parts(path: ColumnPath, row: Row) -> list[str]:
+    parts = [text for text in path.texts_in(row) if text]
+    try:
+        "".join(parts).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{path.text} is not valid Unicode ({error.reason}): clean the data"
+        ) from None
+    return parts
+
+
 def _file(path: Path) -> FilesSource:
     return FilesSource(kind="files", files=(File(path=str(path)),))
 
 
-def _write(path: Path, found: Iterable[Document], *, concepts: bool) -> str:
+def _write(path: Path, found: Iterable[Document], *, keep_concepts: bool) -> str:
     """Write documents as parquet; return a hash of them all, in order."""
     digest = hashlib.sha256()
     with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
         for block in blocks_of(found, lambda document: len(document.text), _CHARACTERS):
-            rows = [(text, concept if concepts else None) for text, concept in block]
+            rows = [(text, concept if keep_concepts else None) for text, concept in block]
             for text, concept in rows:
                 for part in (text, repr(concept)):
                     digest.update(hashlib.sha256(part.encode()).digest())

@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from embedkit.data.sources.open_source import OpenedSource
 from embedkit.data.sources.streams import blocks_of
-from embedkit.data.text.documents import is_held_out
-from embedkit.data.text.texts import Texts
+from embedkit.data.text.texts import Texts, is_held_out
 from embedkit.data.text.token_store import Split, StoreWriter, TokenStore
 from embedkit.distributed.progress import progress_bar
 from embedkit.storage import cache

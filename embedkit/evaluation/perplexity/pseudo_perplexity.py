@@ -19,8 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from embedkit import distributed, rng
 from embedkit.config import from_arguments
-from embedkit.data.text.documents import is_held_out
-from embedkit.data.text.texts import Texts
+from embedkit.data.text.texts import Texts, is_held_out
 from embedkit.errors import ArgumentError, UserError
 from embedkit.evaluation.perplexity.masked_token_scorer import MaskedTokenScorer
 from embedkit.evaluation.perplexity.results import (

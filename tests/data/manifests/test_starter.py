@@ -18,8 +18,8 @@ from embedkit.data.manifests.manifest import (
 )
 from embedkit.data.pairs.held_out import write_tasks
 from embedkit.data.pairs.records import open_manifest
-from embedkit.data.text.documents import is_held_out as is_held_out_document
 from embedkit.data.text.texts import Texts
+from embedkit.data.text.texts import is_held_out as is_held_out_document
 from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.recipe import load_recipe
 

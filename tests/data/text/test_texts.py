@@ -7,8 +7,7 @@ import datasets
 import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
-from embedkit.data.text.documents import is_held_out
-from embedkit.data.text.texts import Texts
+from embedkit.data.text.texts import Texts, is_held_out
 from embedkit.errors import DataError, UserError
 from embedkit.storage import cache
 

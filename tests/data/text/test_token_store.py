@@ -14,8 +14,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from embedkit.data.text import token_store, tokenized
-from embedkit.data.text.documents import is_held_out
-from embedkit.data.text.texts import Texts
+from embedkit.data.text.texts import Texts, is_held_out
 from embedkit.data.text.token_store import StoreWriter, TokenStore
 from embedkit.data.text.tokenized import Tokenized, prepare
 from embedkit.errors import DataError

@@ -19,8 +19,7 @@ from support.tiny_bert import MINILM, real_tokenizer, tiny_bert
 from support.tiny_neobert import tiny_masked_lm, write_with_tokenizer
 from transformers import BertForMaskedLM
 
-from embedkit.data.text.documents import is_held_out
-from embedkit.data.text.texts import Texts
+from embedkit.data.text.texts import Texts, is_held_out
 from embedkit.errors import UserError
 from embedkit.evaluation.perplexity.pseudo_perplexity import evaluate_perplexity
 

@@ -7,17 +7,15 @@ import ast
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from embedkit.errors import DataError
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Documented(NamedTuple):
     name: str
     summary: str
     code: str
@@ -32,10 +30,10 @@ def read(
     """
     for module, path in modules:
         functions = list(_functions(module, path, max_words))
-        for place, function in enumerate(functions):
+        for index, function in enumerate(functions):
             if len(function.summary.split()) < min_words:
                 continue
-            others = _neighbours(functions, place, siblings)
+            others = _neighbours(functions, index, siblings)
             yield {
                 "query": function.summary,
                 "positive": function.code,
@@ -46,18 +44,17 @@ def read(
             }
 
 
-def _neighbours(functions: list[_Found], place: int, limit: int) -> list[str]:
-    nearest = sorted(range(len(functions)), key=lambda other: (abs(other - place), other))
-    own = functions[place].code
+def _neighbours(functions: list[_Documented], index: int, limit: int) -> list[str]:
+    nearest = sorted(range(len(functions)), key=lambda other: (abs(other - index), other))
     codes = dict.fromkeys(functions[other].code for other in nearest)
-    return [code for code in codes if code != own][:limit]
+    return [code for code in codes if code != functions[index].code][:limit]
 
 
-def _functions(module: str, path: Path, max_words: int) -> Iterator[_Found]:
+def _functions(module: str, path: Path, max_words: int) -> Iterator[_Documented]:
     try:
         source = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
-            # Of invalid escapes in other people's code.
+            # Other people's code may have invalid escapes.
             warnings.simplefilter("ignore")
             tree = ast.parse(source)
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
@@ -68,11 +65,12 @@ def _functions(module: str, path: Path, max_words: int) -> Iterator[_Found]:
         docstring = ast.get_docstring(function)
         code = _code(function, lines, max_words)
         if docstring and code:
-            yield _Found(name, _first_paragraph(docstring), code)
+            first_paragraph = docstring.split("\n\n", 1)[0]
+            yield _Documented(name, " ".join(first_paragraph.split()), code)
 
 
 def _walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, Function]]:
-    """Functions of a module and methods of its classes, with their qualified names, in order."""
+    """Yield functions and methods of classes with their qualified names, in order."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function):
             yield prefix + child.name, child
@@ -82,12 +80,8 @@ def _walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, Function]]:
             yield from _walk(child, prefix)
 
 
-def _first_paragraph(docstring: str) -> str:
-    return " ".join(docstring.split("\n\n", 1)[0].split())
-
-
 def _code(function: Function, lines: list[str], max_words: int) -> str:
-    """Signature and body in the source's own words; empty where the docstring is all there is."""
+    """Return signature and body as they are written; "" where the docstring is all there is."""
     if len(function.body) == 1:
         return ""
     docstring, body = function.body[0], function.body[1]

@@ -10,18 +10,17 @@ from embedkit.errors import DataError
 
 def read(path: Path, siblings: int) -> Iterator[dict[str, Any]]:
     """Yield inclusion term -> title of the code, in the file's order, chapter by chapter."""
-    found = False
+    chapters = 0
     try:
         for _, element in ElementTree.iterparse(path):
-            if element.tag != "chapter":
-                continue
-            found = True
-            yield from _chapter(element, siblings)
-            # A chapter is the most that memory ever holds of the file.
-            element.clear()
+            if element.tag == "chapter":
+                chapters += 1
+                yield from _chapter(element, siblings)
+                # A chapter is the most that memory ever holds of the file.
+                element.clear()
     except ElementTree.ParseError as error:
         raise DataError(f"{path}: not whole XML ({error})") from None
-    if not found:
+    if not chapters:
         raise DataError(f"{path}: no <chapter>: is this the ICD-10-CM tabular list?")
 
 
@@ -38,7 +37,7 @@ def _chapter(chapter: ElementTree.Element, siblings: int) -> Iterator[dict[str, 
 def _codes(
     code: ElementTree.Element, family: list[ElementTree.Element], siblings: int
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a code and of all codes below it."""
+    """Yield the rows of a code and of all codes below it."""
     name, title = _text(code, "name"), _text(code, "desc")
     others = _others(code, family, siblings)
     terms = [
@@ -50,7 +49,7 @@ def _codes(
             "query": term,
             "positive": title,
             "negatives": list(others),
-            "negative_concepts": [_category(other) for other in others.values()],
+            "negative_concepts": [other.split(".", 1)[0] for other in others.values()],
             "id": name,
         }
     below = code.findall("diag")
@@ -61,17 +60,13 @@ def _codes(
 def _others(
     code: ElementTree.Element, family: list[ElementTree.Element], limit: int
 ) -> dict[str, str]:
-    """Titles and names of the codes under the same parent, from the code's own place on."""
-    place, title = family.index(code), _text(code, "desc")
-    found: dict[str, str] = {}
-    for other in family[place + 1 :] + family[:place]:
-        if len(found) < limit and _text(other, "desc") != title:
-            found.setdefault(_text(other, "desc"), _text(other, "name"))
-    return found
-
-
-def _category(name: str) -> str:
-    return name.split(".", 1)[0]
+    """Return titles and names of the codes under the same parent, from the code's own place on."""
+    index, title = family.index(code), _text(code, "desc")
+    others: dict[str, str] = {}
+    for other in family[index + 1 :] + family[:index]:
+        if len(others) < limit and _text(other, "desc") != title:
+            others.setdefault(_text(other, "desc"), _text(other, "name"))
+    return others
 
 
 def _text(element: ElementTree.Element, tag: str) -> str:

@@ -59,12 +59,10 @@ def read(
                     "id": term.id,
                 }
             continue
-        if relation == "definition":
-            queries = [term.name] if term.definition else []
-        else:
-            queries = synonyms
+        if not documents[term.id]:
+            continue
         negatives = _siblings(term, children, documents, siblings)
-        for query in queries:
+        for query in [term.name] if relation == "definition" else synonyms:
             yield {
                 "query": query,
                 "positive": documents[term.id],

@@ -1,5 +1,6 @@
-"""Describes sources: what comes with embedkit, what a source is, and what its rows look like."""
+"""Describes sources and their rows, and verifies that they are what their manifests say."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +19,9 @@ from embedkit.data.pairs.lengths import QUANTILES, Lengths, sampled_lengths
 from embedkit.data.pairs.records import open_manifest
 from embedkit.data.tables import plain_table
 from embedkit.data.text.texts import Texts
+from embedkit.data.text.tokenized import prepare
+from embedkit.errors import UserError
+from embedkit.recipe import load_any_recipe
 from embedkit.tokens.tokenizer import Tokenize
 
 _ROWS = 5
@@ -37,6 +41,17 @@ class ShippedSource:
     rows: str
     """What the manifest says of the number of rows."""
     license: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCheck:
+    """The outcome of opening one source."""
+
+    name: str
+    sound: bool
+    remark: str
+    """Number of rows or documents of a sound source; otherwise what is wrong with it."""
+    warnings: tuple[str, ...] = ()
 
 
 def shipped_sources() -> Iterator[ShippedSource]:
@@ -66,6 +81,66 @@ def describe(name: str, tokenizer: PreTrainedTokenizerBase, tokenizer_name: str)
     if isinstance(manifest, Manifest):
         return _of_pairs(manifest, tokenizer, tokenizer_name)
     return _of_text(manifest, tokenizer, tokenizer_name)
+
+
+def chosen(names: Sequence[str], recipe: str | None) -> Sequence[str]:
+    """Return ``names``, or those of the recipe's sources, or of all that come with embedkit."""
+    if recipe and names:
+        raise UserError("data check takes NAME... or --recipe, not both")
+    if recipe:
+        return [mix.manifest for mix in load_any_recipe(recipe).data.mix]
+    return names or shipped_names()
+
+
+def check(
+    names: Sequence[str], tokenizer: PreTrainedTokenizerBase | None = None
+) -> Iterator[SourceCheck]:
+    """Open and verify the sources of manifests; with a tokenizer, the token ids of text too."""
+    for name in names:
+        yield _check(name, tokenizer)
+
+
+def _check(name: str, tokenizer: PreTrainedTokenizerBase | None) -> SourceCheck:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            manifest = load_any_manifest(name)
+            if isinstance(manifest, Manifest):
+                remark = _check_pairs(manifest)
+            else:
+                remark = _check_text(manifest, tokenizer)
+        except UserError as error:
+            return SourceCheck(name, False, " ".join(str(error).split()))
+    messages = dict.fromkeys(str(warning.message) for warning in caught)
+    return SourceCheck(name, True, remark, tuple(messages))
+
+
+def _check_pairs(manifest: Manifest) -> str:
+    rows = f"{len(open_manifest(manifest))} rows"
+    if not manifest.held_out:
+        return rows
+    return f"{rows}, {len(open_manifest(manifest, 'held_out'))} held out"
+
+
+def _check_text(manifest: TextManifest, tokenizer: PreTrainedTokenizerBase | None) -> str:
+    """Read the text; with a tokenizer, read its token ids, and write those that are not there."""
+    texts = Texts.from_manifest(manifest)
+    if tokenizer is None and manifest.source.kind == "hub":
+        next(texts.documents(), None)
+        return "opened; the rest is read by data prepare"
+    if tokenizer is None:
+        documents, held_out = texts.count()
+        return _counted(documents - held_out, held_out if manifest.held_out else None)
+    tokenized = prepare(texts, tokenizer)
+    stores = [store for store in (tokenized.train, tokenized.held_out) if store is not None]
+    for store in stores:
+        store.verify()
+    tokens = sum(store.num_tokens for store in stores)
+    return f"{_counted(*map(len, stores))}, {tokens} tokens"
+
+
+def _counted(documents: int, held_out: int | None = None) -> str:
+    return f"{documents} documents" + ("" if held_out is None else f", {held_out} held out")
 
 
 def _of_pairs(
