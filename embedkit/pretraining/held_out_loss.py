@@ -1,4 +1,4 @@
-"""The loss on documents that pretraining never reads, measured while it goes on."""
+"""Measures, during pretraining, the loss on documents that are held out from it."""
 
 import json
 from functools import partial
@@ -36,19 +36,18 @@ class HeldOutLosses:
         self._every, self._steps = recipe.held_out.every, recipe.steps
         self._micro_batch_tokens = recipe.data.micro_batch_tokens
         self._model = model
-        self._vocabulary = model.network.config.vocab_size
         self._batches = mixture.held_out_batches()
-        self._sources = {each.name: each for each in mixture.sources}
+        self._sources = {source.name: source for source in mixture.sources}
         self._path, self._console = path, console
 
     def before(self, start: int) -> None:
-        """Drop what was measured after the checkpoint that the run goes on from."""
+        """Remove what was measured after ``start`` steps; measure the model before the first."""
         distributed.on_main(partial(truncate_lines, self._path, start - 1))
         if start == 0 and self._every:
             self._measure(0)
 
     def after_step(self, done: int) -> None:
-        """Measure, if ``done`` steps are a time for it."""
+        """Measure the model after ``done`` steps, if a measurement is due."""
         if self._every and done % self._every == 0:
             self._measure(done)
 
@@ -60,14 +59,20 @@ class HeldOutLosses:
         table = Table(title="held-out loss, nats a masked token")
         for column in ("source", "loss", "by frequency alone", "accuracy"):
             table.add_column(column, justify="left" if column == "source" else "right")
-        # Ranks with GPUs share nothing that is not on them.
-        device = next(self._model.parameters()).device
+        vocabulary = self._model.network.config.vocab_size
         for batch in self._batches:
             loss, accuracy = losses[batch.source]
-            frequencies = self._sources[batch.source].word_frequencies(self._vocabulary)
-            known = unigram_loss(frequencies.to(device), batch.targets.to(device))
-            table.add_row(batch.source, f"{loss:.3f}", f"{known:.3f}", f"{accuracy:.1%}")
+            frequencies = self._sources[batch.source].word_frequencies(vocabulary)
+            # With GPUs, ranks can only exchange tensors that are on them.
+            by_frequency = unigram_loss(
+                frequencies.to(self._device), batch.targets.to(self._device)
+            )
+            table.add_row(batch.source, f"{loss:.3f}", f"{by_frequency:.3f}", f"{accuracy:.1%}")
         self._console.print(table)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._model.parameters()).device
 
     def _measure(self, step: int) -> dict[str, tuple[float, float]]:
         losses = {batch.source: self._loss(batch) for batch in self._batches}
@@ -76,12 +81,11 @@ class HeldOutLosses:
 
     @torch.no_grad()
     def _loss(self, batch: MaskedBatch) -> tuple[float, float]:
-        """Mean loss and share of right guesses over the masked tokens of all ranks."""
-        device = next(self._model.parameters()).device
-        own = batch.to(device)
-        sums = torch.zeros(3, dtype=torch.float64, device=device)
-        for rows in micro_batches(own, self._micro_batch_tokens):
-            micro = own.select(rows)
+        """Return the mean loss and the accuracy over the masked tokens of all ranks."""
+        on_device = batch.to(self._device)
+        sums = torch.zeros(3, dtype=torch.float64, device=self._device)
+        for rows in micro_batches(on_device, self._micro_batch_tokens):
+            micro = on_device.select(rows)
             loss, right = self._model(micro.tokens, micro.positions, micro.targets)
             sums += torch.tensor([loss.item(), right.item(), len(micro.positions)]).to(sums)
         total, right, masked = distributed.sum_over_ranks(sums).tolist()
@@ -95,7 +99,7 @@ class HeldOutLosses:
 
 
 def unigram_loss(frequencies: Tensor, targets: Tensor) -> float:
-    """Mean loss over all ranks of guessing by frequency, whatever the rest of the text says."""
+    """Return the mean loss, over all ranks, of guessing words by their frequencies alone."""
     losses = -frequencies.log()[targets]
     total = torch.stack([losses.sum(), losses.new_tensor(len(targets))]).double()
     summed, count = distributed.sum_over_ranks(total).tolist()

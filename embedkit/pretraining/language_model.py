@@ -1,4 +1,4 @@
-"""A NeoBERT that is being pretrained: masked tokens in, the sum of their losses out."""
+"""``LanguageModel``: a NeoBERT in pretraining, which maps masked tokens to the sum of losses."""
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ class LanguageModel(nn.Module):
 
     Args:
         network: encoder and decoder.
-        autocast: the type of the matrix products; ``None`` keeps that of the weights.
+        autocast: dtype of the matrix products; ``None`` keeps the dtype of the weights.
     """
 
     def __init__(self, network: NeoBERTForMaskedLM, autocast: torch.dtype | None = None) -> None:
@@ -23,10 +23,9 @@ class LanguageModel(nn.Module):
     def forward(
         self, tokens: TokenBatch, positions: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Guess the tokens at ``positions``, alone of all.
+        """Predict the tokens at ``positions``; return summed cross-entropy and right predictions.
 
-        Shapes: T tokens; positions and targets ``(M,)``; two scalars: the sum of the
-        cross-entropies, and the number of right guesses.
+        Shapes: T tokens, ``(M,)`` positions and targets -> two scalars.
         """
         with torch.autocast(
             tokens.ids.device.type, dtype=self._autocast, enabled=self._autocast is not None

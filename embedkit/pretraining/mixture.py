@@ -1,4 +1,4 @@
-"""A pretraining recipe's mixture, opened: token ids, rows, and the sampler over them."""
+"""Opens a recipe's mixture of text: token ids, rows, and the sampler over them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,27 +17,27 @@ from embedkit.data.text.packing import Rows, pack
 from embedkit.data.text.texts import Texts
 from embedkit.data.text.tokenized import Tokenized, prepare
 from embedkit.errors import DataError, UserError
-from embedkit.recipe import PretrainRecipe, Text, TextData
+from embedkit.recipe import PretrainRecipe, TextData
 from embedkit.recipe.mixtures import manifests_of, weights_of
 from embedkit.tokens.vocabulary import Vocabulary
 
 _COUNTED = 2**24
-"""Tokens of a source from which the frequencies of its words are known."""
+"""Number of tokens of a source from which the frequencies of its words are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextSource:
-    """What one entry of a mixture reads."""
+    """Rows that an entry of a mixture reads."""
 
     name: str
-    """The manifest's; with ``+`` and the least length where the entry asks for one."""
+    """Name of the manifest, and ``+`` and the least length if the entry asks for one."""
     tokenized: Tokenized
     rows: Rows
     held_out: Rows | None
-    """``None`` where no document is held out, or none is long enough."""
+    """Held-out rows; ``None`` if no document is held out, or none is long enough."""
 
     def word_frequencies(self, vocabulary: int) -> Tensor:
-        """Each word's share of the first 16 M tokens, every word counted once more (Laplace)."""
+        """Return each word's share of the first 16 M tokens, after adding one to every count."""
         seen = self.tokenized.train.ids[:_COUNTED]
         counts = torch.from_numpy(np.bincount(seen, minlength=vocabulary) + 1)
         return counts / counts.sum(dtype=torch.float64)
@@ -56,42 +56,41 @@ class TextMixture:
 
     @property
     def shares(self) -> list[float]:
-        """The share of the draws that each source may expect."""
+        """Expected share of the draws that read each source."""
         return [weight / sum(self.weights) for weight in self.weights]
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        return {each.name: each.tokenized.fingerprint for each in self.sources}
+        """Hashes of the token ids of each source."""
+        return {source.name: source.tokenized.fingerprint for source in self.sources}
 
     def word_frequencies(self, vocabulary: int) -> Tensor:
-        """Each word's share of what a step may expect to read."""
-        each = zip(self.shares, self.sources, strict=True)
-        return torch.stack([s * one.word_frequencies(vocabulary) for s, one in each]).sum(dim=0)
+        """Return each word's expected share of the tokens of a step."""
+        frequencies = [source.word_frequencies(vocabulary) for source in self.sources]
+        weighted = [s * words for s, words in zip(self.shares, frequencies, strict=True)]
+        return torch.stack(weighted).sum(dim=0)
 
     def held_out_batches(self) -> list[MaskedBatch]:
-        """For each source that holds documents out, this rank's part of what it is measured on."""
+        """Return this rank's share of the held-out rows of each source that has some."""
         return [
-            fixed_batch(each.name, each.held_out, self.masking, self.held_out_rows)
-            for each in self.sources
-            if each.held_out is not None
+            fixed_batch(source.name, source.held_out, self.masking, self.held_out_rows)
+            for source in self.sources
+            if source.held_out is not None
         ]
 
     def table(self) -> Table:
-        """What will be read, and how often."""
+        """Return a table of the text of each source, and of how often it will be read."""
         table = Table()
         table.add_column("source")
         for column in ("documents", "tokens", "rows", "held out", "share", "passes"):
             table.add_column(column, justify="right")
-        each = zip(self.sources, self.shares, self.sampler.passes(), strict=True)
-        for source, share, passes in each:
+        for source, share, passes in zip(
+            self.sources, self.shares, self.sampler.passes(), strict=True
+        ):
+            held_out = len(source.held_out) if source.held_out else 0
+            sizes = (source.rows.documents, source.rows.tokens, len(source.rows), held_out)
             table.add_row(
-                source.name,
-                f"{source.rows.documents:,}",
-                f"{source.rows.tokens:,}",
-                f"{len(source.rows):,}",
-                f"{len(source.held_out) if source.held_out else 0:,}",
-                f"{share:.1%}",
-                f"{passes:.2f}",
+                source.name, *(f"{size:,}" for size in sizes), f"{share:.1%}", f"{passes:.2f}"
             )
         return table
 
@@ -116,23 +115,37 @@ def open_text_mixture(
             f"the {ranks} ranks: raise batch_tokens or start fewer ranks"
         )
     vocabulary = Vocabulary.of(tokenizer)
-    sources = _open_sources(recipe, tokenizer, vocabulary, given or {})
+    texts = texts_of(recipe, given)
+    names = [
+        texts[mix.manifest].name + (f"+{mix.min_tokens}" if mix.min_tokens else "")
+        for mix in data.mix
+    ]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(
+            f"data.mix: two entries are called {', '.join(repeated)}: take one out, rename it, or "
+            "give it another min_tokens"
+        )
+    tokenized = {manifest: prepare(source, tokenizer) for manifest, source in texts.items()}
+    sources = tuple(
+        _open_source(name, tokenized[mix.manifest], mix.min_tokens, data, vocabulary)
+        for name, mix in zip(names, data.mix, strict=True)
+    )
     weights = weights_of(data.mix) or [float(len(source.rows)) for source in sources]
     draws = data.batch_rows // data.draw_rows
     sampler = BatchSampler(
-        [Source(each.name, len(each.rows), data.draw_rows) for each in sources],
+        [Source(source.name, len(source.rows), data.draw_rows) for source in sources],
         weights,
         steps=recipe.steps * draws,
         seed=recipe.seed,
     )
     masking = Masking(vocabulary, recipe.objective)
-    plans = [each.rows for each in sources]
+    plans = [source.rows for source in sources]
     batches = MaskedBatches(sampler, plans, masking, draws=draws, seed=recipe.seed)
     return TextMixture(sources, tuple(weights), sampler, batches, masking, recipe.held_out.rows)
 
 
 def texts_of(recipe: PretrainRecipe, given: Mapping[str, Texts] | None = None) -> dict[str, Texts]:
-    """The texts of a recipe, by what its mixture calls them; none is opened yet.
+    """Return the texts of a recipe by the manifests of its mixture, without opening them.
 
     Raises:
         UserError: there is no such manifest, or ``given`` has what the recipe does not mention.
@@ -144,41 +157,21 @@ def texts_of(recipe: PretrainRecipe, given: Mapping[str, Texts] | None = None) -
     }
 
 
-def _open_sources(
-    recipe: PretrainRecipe,
-    tokenizer: PreTrainedTokenizerBase,
-    vocabulary: Vocabulary,
-    given: Mapping[str, Texts],
-) -> tuple[TextSource, ...]:
-    texts = texts_of(recipe, given)
-    names = [_name(texts[mix.manifest], mix) for mix in recipe.data.mix]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(
-            f"data.mix: two entries are called {', '.join(repeated)}: take one out, rename it, or "
-            "give it another min_tokens"
-        )
-    tokenized = {name: prepare(each, tokenizer) for name, each in texts.items()}
-    return tuple(
-        _open_source(name, tokenized[mix.manifest], mix.min_tokens, recipe.data, vocabulary)
-        for name, mix in zip(names, recipe.data.mix, strict=True)
-    )
-
-
-def _name(texts: Texts, mix: Text) -> str:
-    return f"{texts.name}+{mix.min_tokens}" if mix.min_tokens else texts.name
-
-
 def _open_source(
     name: str, tokenized: Tokenized, min_tokens: int, data: TextData, vocabulary: Vocabulary
 ) -> TextSource:
-    plan = partial(pack, max_tokens=data.max_tokens, min_tokens=min_tokens)
-    rows = plan(tokenized.train, vocabulary, data.packing)
+    plan = partial(
+        pack,
+        vocabulary=vocabulary,
+        packing=data.packing,
+        max_tokens=data.max_tokens,
+        min_tokens=min_tokens,
+    )
+    rows = plan(tokenized.train)
     if len(rows) < data.draw_rows:
         raise DataError(
             f"{name}: {len(rows)} rows of at most {data.max_tokens} tokens, fewer than "
             f"data.draw_rows = {data.draw_rows}: lower draw_rows, or leave the source out"
         )
-    held_out = None
-    if tokenized.held_out is not None:
-        held_out = plan(tokenized.held_out, vocabulary, data.packing)
-    return TextSource(name, tokenized, rows, held_out if held_out else None)
+    held_out = plan(tokenized.held_out) if tokenized.held_out is not None else None
+    return TextSource(name, tokenized, rows, held_out or None)

@@ -1,4 +1,4 @@
-"""Tokenizing sources of text, once, before a run that reads their token ids."""
+"""Tokenizes sources of text, before a run that reads their token ids."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,12 +16,12 @@ from embedkit.tokens.vocabulary import Vocabulary
 def prepare_texts(
     texts: Sequence[Texts], tokenizer: str, *, sample: int | None = None
 ) -> Iterator[Table]:
-    """Keep the token ids of ``texts`` in the cache, and show how many there are.
+    """Store the token ids of ``texts`` in the cache, and yield a table of their numbers.
 
     Args:
-        texts: the sources; what is tokenized already is only opened.
-        tokenizer: a model, for its tokenizer.
-        sample: refused unless it is ``None``, since token ids are kept of whole sources.
+        texts: sources of text; what is tokenized already is only opened.
+        tokenizer: name of a model, whose tokenizer is used.
+        sample: has to be ``None``, since the token ids of whole sources are stored.
 
     Raises:
         UserError: there is no such tokenizer, or a source cannot be read.

@@ -63,7 +63,7 @@ def prepare(
     if recipe.shard:
         sharding.shard(model, network.model.transformer_encoder)
     peak_flops = flops.matmul_peak(device, autocast or torch.float32) * distributed.world_size()
-    parameters = sum(each.numel() for each in network.parameters())
+    parameters = sum(parameter.numel() for parameter in network.parameters())
     table = mixture.table()
     table.title = (
         f"{parameters / 1e6:.1f} M parameters, {device}, {chosen}, "
@@ -111,7 +111,7 @@ def _flops(network: NeoBERTForMaskedLM, lengths: Tensor, masked: int) -> float:
     return flops.training_flops(
         lengths,
         masked,
-        matrices=sum(each.numel() for each in layers.parameters() if each.ndim > 1),
+        matrices=sum(weight.numel() for weight in layers.parameters() if weight.ndim > 1),
         decoder=network.decoder.weight.numel(),
         layers=len(layers),
         width=network.config.hidden_size,

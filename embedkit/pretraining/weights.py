@@ -1,4 +1,4 @@
-"""The weights that pretraining begins with: random ones, or another run's."""
+"""Builds the network that pretraining begins with: random weights, or those of another run."""
 
 import warnings
 from collections.abc import Mapping
@@ -18,13 +18,17 @@ from embedkit.recipe import Architecture, PretrainRecipe
 from embedkit.training import checkpoint
 
 _UNSEEN = ("num_attention_heads", "norm", "norm_eps")
-"""Settings of a network that its weights fit whatever they are."""
+"""Settings of a network on which the shapes of its weights do not depend."""
 
 
 def random_network(
     recipe: PretrainRecipe, tokenizer: PreTrainedTokenizerBase
 ) -> NeoBERTForMaskedLM:
-    """The recipe's architecture with random weights, the same at every call."""
+    """Return the recipe's architecture with random weights, the same at every call.
+
+    Raises:
+        UserError: ``model.vocab_size`` is less than the tokenizer needs.
+    """
     vocabulary = recipe.model.vocab_size or len(tokenizer)
     if vocabulary < len(tokenizer):
         raise UserError(
@@ -41,7 +45,7 @@ def random_network(
 
 
 def architecture(model: Architecture, vocabulary: int, pad_id: int = 0) -> NeoBERTConfig:
-    """The config of the network that a recipe's ``[model]`` describes."""
+    """Return the config of the network that a recipe's ``[model]`` describes."""
     named = model.model_dump(
         exclude={"tokenizer", "vocab_size", "yarn_factor", "rope_theta", "gradient_checkpointing"}
     )
@@ -56,7 +60,7 @@ def architecture(model: Architecture, vocabulary: int, pad_id: int = 0) -> NeoBE
 
 
 def stored_weights(recipe: PretrainRecipe) -> Mapping[str, Tensor] | None:
-    """The weights that ``init_from`` names: of a run, those that it has come to.
+    """Return the weights that ``init_from`` names; of a run, those of its newest checkpoint.
 
     Raises:
         UserError: there are none, they are damaged, or they belong to another network.
@@ -65,23 +69,23 @@ def stored_weights(recipe: PretrainRecipe) -> Mapping[str, Tensor] | None:
         return None
     folder = Path(hub.resolve(recipe.init_from))
     if (folder / "run.json").is_file():
-        found, broken = checkpoint.newest(folder / "checkpoints")
+        newest, broken = checkpoint.newest(folder / "checkpoints")
         if broken:
             raise UserError(
                 f"init_from = {recipe.init_from}: its newest checkpoint is damaged ({broken[0]}): "
                 f"restore it from a backup, or pass {folder / 'model'}"
             )
-        if found is not None:
-            ran = found.facts["recipe"]
-            _check_settings(recipe, ran["model"])
-            if found.step < ran["steps"] and distributed.is_main():
+        if newest is not None:
+            their_recipe = newest.facts["recipe"]
+            _check_settings(recipe, their_recipe["model"])
+            if newest.step < their_recipe["steps"] and distributed.is_main():
                 warnings.warn(
-                    f"init_from = {recipe.init_from}: its run has come to step {found.step} of "
-                    f"{ran['steps']}, and these are the weights that are taken",
+                    f"init_from = {recipe.init_from}: its run has come to step {newest.step} of "
+                    f"{their_recipe['steps']}, and these are the weights that are taken",
                     stacklevel=2,
                 )
-            weights = checkpoint.read_weights(found)
-            return {name.removeprefix("network."): each for name, each in weights.items()}
+            weights = checkpoint.read_weights(newest)
+            return {name.removeprefix("network."): tensor for name, tensor in weights.items()}
         folder = folder / "model"
     loaded = load_pretrained(NeoBERTForMaskedLM, folder)
     _check_settings(recipe, loaded.config.to_dict())
@@ -89,31 +93,30 @@ def stored_weights(recipe: PretrainRecipe) -> Mapping[str, Tensor] | None:
 
 
 def _check_settings(recipe: PretrainRecipe, theirs: Mapping[str, object]) -> None:
-    """See that weights were trained with the settings that no shape of a weight shows."""
+    """Verify that weights were trained with the settings that their shapes do not show."""
     for name in _UNSEEN:
-        own = getattr(recipe.model, name)
-        if theirs[name] != own:
+        if theirs[name] != (ours := getattr(recipe.model, name)):
             raise UserError(
                 f"init_from = {recipe.init_from}: was trained with {name} = {theirs[name]}, and "
-                f"model.{name} = {own}; set what it has"
+                f"model.{name} = {ours}; set what it has"
             )
 
 
 def fill(network: NeoBERTForMaskedLM, weights: Mapping[str, Tensor], origin: str) -> None:
-    """Give ``network`` the weights that ``init_from = origin`` has.
+    """Load the weights of ``init_from = origin`` into ``network``.
 
     Raises:
-        UserError: they are not exactly this network's.
+        UserError: names or shapes differ from the network's.
     """
-    own = {name: tuple(each.shape) for name, each in network.state_dict().items()}
-    theirs = {name: tuple(each.shape) for name, each in weights.items()}
-    differing = [name for name in {**own, **theirs} if own.get(name) != theirs.get(name)]
+    ours = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    differing = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
     if differing:
         name = differing[0]
         raise UserError(
             f"init_from = {origin}: {len(differing)} of its weights are not this model's ({name}: "
-            f"{theirs.get(name, 'missing')} there, {own.get(name, 'none')} here); give [model] the "
-            "sizes that it has"
+            f"{theirs.get(name, 'missing')} there, {ours.get(name, 'none')} here); give [model] "
+            "the sizes that it has"
         )
     network.load_state_dict(dict(weights))
 
@@ -122,7 +125,7 @@ def fill(network: NeoBERTForMaskedLM, weights: Mapping[str, Tensor], origin: str
 def start_decoder(
     network: NeoBERTForMaskedLM, recipe: PretrainRecipe, mixture: TextMixture
 ) -> None:
-    """Give the decoder the start that the recipe asks for."""
+    """Initialize the decoder as the recipe's ``[start]`` says."""
     decoder = network.decoder
     if recipe.start.decoder == "embedding":
         decoder.weight.copy_(network.model.encoder.weight)
