@@ -39,10 +39,9 @@ from rich.console import Console
 from embedkit import distributed, rng
 from embedkit.clustering import cells, reduction
 from embedkit.clustering.backends import Backend, FaissBackend, TorchBackend
-from embedkit.clustering.embedding import embed
 from embedkit.clustering.quality import measure
 from embedkit.data.pairs.records import Records, open_records
-from embedkit.data.vector_store import VectorStore
+from embedkit.data.vector_store import VectorStore, store_vectors
 from embedkit.models import hub
 from embedkit.storage import cache
 
@@ -79,7 +78,8 @@ def vectors_of(pairs: int) -> VectorStore:
     surrogate = hub.load("starter", device=distributed.local_device())
     content, identity = records.table.facts.content[:16], surrogate.identity[:16]
     folder = cache.root() / "benchmarks" / f"{content}-{identity}"
-    return embed(records, surrogate, folder, Console(stderr=True))
+    console = Console(stderr=True)
+    return store_vectors(records, surrogate.encode, folder, width=surrogate.width, console=console)
 
 
 def our_batches(store: VectorStore, size: int, backend: Backend) -> Batches:

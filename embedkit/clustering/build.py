@@ -16,14 +16,13 @@ from rich.console import Console
 from embedkit import distributed, rng
 from embedkit.clustering import cells, reduction
 from embedkit.clustering.backends import Backend, open_backend
-from embedkit.clustering.embedding import embed
 from embedkit.clustering.quality import compare
 from embedkit.clustering.report import markdown, plot
 from embedkit.clustering.settings import ClusteringSettings
 from embedkit.config import differences
 from embedkit.data.batch_table import HEADER, BatchTable, SourceFacts, read_order, source_folder
 from embedkit.data.pairs.records import Records
-from embedkit.data.vector_store import VectorStore
+from embedkit.data.vector_store import VectorStore, store_vectors
 from embedkit.errors import UserError
 from embedkit.models.embedder import Embedder
 from embedkit.storage.atomic import aside_of, write_json, write_text, written_aside
@@ -62,7 +61,8 @@ def make(
     }
     distributed.on_main(partial(_begin, output, header))
     for number, source in enumerate(records):
-        embed(source, surrogate, source_folder(output, number) / "vectors", console)
+        folder = source_folder(output, number) / "vectors"
+        store_vectors(source, surrogate.encode, folder, width=surrogate.width, console=console)
     for number in range(distributed.rank(), len(facts), distributed.world_size()):
         console.print(f"cut {facts[number].name}", highlight=False, markup=False)
         _divide(source_folder(output, number), facts[number], backend, settings)

@@ -43,12 +43,9 @@ def divide(
 ) -> NDArray[np.int64]:
     """Return all rows, one batch of ``size`` after the other; the last ``n % size`` are in none.
 
-    Args:
-        points: unit vectors ``(n, p)``, which may be memory-mapped.
-        size: number of rows in a batch.
-        backend: library that does the arithmetic.
-        seed: seed for every draw.
-        scratch: folder for points that do not fit into memory.
+    ``scratch`` is a folder for points that do not fit into memory.
+
+    Shapes: points ``(n, p)``, unit-norm, which may be memory-mapped -> ``(n,)``.
     """
     batches: list[NDArray[np.int64]] = []
     left = np.arange(len(points))

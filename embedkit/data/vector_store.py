@@ -1,20 +1,28 @@
-"""Vectors of the pairs of a source by the surrogate model: fp16 files, memory-mapped."""
+"""Vectors of the pairs of a source on disk: encoded on all ranks, resumable, memory-mapped."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 
+from embedkit import distributed
+from embedkit.data.pairs.records import Records
+from embedkit.distributed.progress import track_progress
 from embedkit.errors import DataError
-from embedkit.storage.blocks import mapped
+from embedkit.storage.atomic import write_text
+from embedkit.storage.blocks import BlockFile, mapped
 
-SIDES = {"queries": "query", "documents": "positive"}
-"""Names of the files of a store, and the column of the pairs that each was made from."""
-FACTS = "facts.json"
+_SIDES = {"queries": "query", "documents": "positive"}
+"""Names of the files of a store, and the column of the pairs that each is made from."""
+_FACTS = "facts.json"
 """File with the shape of the vectors, which is written last and makes a store whole."""
-DTYPE = np.dtype(np.float16)
+_DTYPE = np.dtype(np.float16)
+_BLOCK = 2048
+"""Number of texts in a block, which is what an interruption loses at most on each rank."""
 _PAIRS = 2**16
 """Number of pairs that are read at a time."""
 
@@ -28,10 +36,10 @@ class VectorStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            facts = json.loads((folder / FACTS).read_text())
+            facts = json.loads((folder / _FACTS).read_text())
             self.queries, self.documents = (
-                mapped(folder / f"{side}.f16", DTYPE, rows=facts["rows"], width=facts["width"])
-                for side in SIDES
+                mapped(folder / f"{side}.f16", _DTYPE, rows=facts["rows"], width=facts["width"])
+                for side in _SIDES
             )
         except (OSError, ValueError) as error:
             raise DataError(
@@ -54,3 +62,60 @@ class VectorStore:
         for start in range(0, len(self), _PAIRS):
             rows = slice(start, start + _PAIRS)
             yield self.queries[rows].astype(np.float32), self.documents[rows].astype(np.float32)
+
+
+def store_vectors(
+    records: Records,
+    encode: Callable[[list[str]], NDArray[np.float32]],
+    folder: Path,
+    *,
+    width: int,
+    console: Console,
+) -> VectorStore:
+    """Encode every pair without prompts, each rank its share; undamaged vectors stay.
+
+    Every rank calls this with the same folder, which all ranks share. A killed rank loses at most
+    one block, and a rerun may use another number of ranks.
+
+    Shapes: ``encode`` maps n texts to ``(n, width)``.
+    """
+    facts = {"rows": len(records), "width": width}
+    files = {
+        side: BlockFile(folder / f"{side}.f16", _DTYPE, **facts, block=_BLOCK) for side in _SIDES
+    }
+
+    def encode_rows(column: str, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        return encode([text for (text,) in records.table.take(rows.tolist(), (column,))])
+
+    # One rank looks for all: another may have written a block before this one looks.
+    missing = distributed.on_main(partial(_missing, files, folder, json.dumps(facts)))
+    if missing is not None:
+        for side, file in files.items():
+            share = distributed.share_of(
+                len(missing[side]), distributed.rank(), distributed.world_size()
+            )
+            blocks = missing[side][share]
+            rows = sum(len(file.rows_of(block)) for block in blocks)
+            with track_progress(console, f"embedding {side} of {records.name}", rows) as advance:
+                file.fill(blocks, partial(encode_rows, _SIDES[side]), advance)
+        distributed.barrier()
+        distributed.on_main(partial(_finish, files, folder, json.dumps(facts)))
+    return VectorStore(folder)
+
+
+def _missing(
+    files: Mapping[str, BlockFile], folder: Path, facts: str
+) -> dict[str, list[int]] | None:
+    """Return the blocks of each side that are to be written, or ``None`` if the store is whole."""
+    missing = {side: file.missing() for side, file in files.items()}
+    marker = folder / _FACTS
+    if not any(missing.values()) and marker.is_file() and marker.read_text() == facts:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    marker.unlink(missing_ok=True)
+    return missing
+
+
+def _finish(files: Mapping[str, BlockFile], folder: Path, facts: str) -> None:
+    assert all(file.is_whole() for file in files.values()), "a rank left a block out"
+    write_text(folder / _FACTS, facts)

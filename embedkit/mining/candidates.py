@@ -1,5 +1,6 @@
 """The best documents of every query that may be its negatives, found block by block of queries."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +33,16 @@ def find_candidates(
     depth: int,
     console: Console,
 ) -> NDArray[Any]:
-    """Return the ``depth`` best candidates of each query, best first; continue a killed process.
+    """Return the ``depth`` best candidates of each query, best first, which lie in ``path``.
+
+    What a killed process has written to ``path`` is not searched for again.
 
     Shapes: queries ``(Q, D)`` -> ``(Q, depth)`` of ``CANDIDATE``.
-
-    Args:
-        path: file that holds the candidates.
-        search: searches the documents.
-        queries: vectors of the queries.
-        exclusions: documents that are no candidates of a query.
-        depth: number of candidates of each query.
-        console: where progress is shown.
     """
     file = BlockFile(path, CANDIDATE, rows=len(queries), width=depth, block=_QUERIES)
+    best = partial(_best, search, queries, exclusions, depth)
     with track_progress(console, "searching for queries", len(queries), file.done()) as advance:
-        file.fill(
-            file.missing(),
-            lambda numbers: _best(search, queries, numbers, exclusions, depth),
-            advance,
-        )
+        file.fill(file.missing(), best, advance)
     return file.mapped()
 
 
@@ -62,7 +54,7 @@ def recall(
     Shapes: candidates ``(Q, depth)`` of ``CANDIDATE``, queries ``(Q, D)``.
     """
     numbers = np.unique(np.linspace(0, len(queries) - 1, _RECALLED).astype(np.int64))
-    best = _best(exact, queries, numbers, exclusions, candidates.shape[1])["document"]
+    best = _best(exact, queries, exclusions, candidates.shape[1], numbers)["document"]
     hits = sum(
         int(np.isin(exact_row[exact_row >= 0], row).sum())
         for exact_row, row in zip(best, candidates[numbers]["document"], strict=True)
@@ -71,7 +63,7 @@ def recall(
 
 
 def _best(
-    search: Search, queries: NDArray[Any], numbers: Ids, exclusions: Exclusions, depth: int
+    search: Search, queries: NDArray[Any], exclusions: Exclusions, depth: int, numbers: Ids
 ) -> NDArray[Any]:
     """Return the candidates of the queries ``numbers``: search again where exclusions left too few.
 
@@ -94,10 +86,10 @@ def _best(
         # A stable sort keeps the order of those that stay.
         order = np.argsort(left_out, axis=1, kind="stable")[:, :depth]
         kept = ~np.take_along_axis(left_out, order, 1)
-        width = order.shape[1]
-        documents_kept = np.where(kept, np.take_along_axis(found, order, 1), -1)
-        best["document"][rows, :width] = documents_kept
-        best["score"][rows, :width] = np.where(kept, np.take_along_axis(scores, order, 1), -np.inf)
+        columns = ("document", found, -1), ("score", scores, -np.inf)
+        for name, values, absent in columns:
+            values = np.where(kept, np.take_along_axis(values, order, 1), absent)
+            best[name][rows, : order.shape[1]] = values
         # A search that ended in -1 has found all that it can find.
         short = (kept.sum(axis=1) < depth) & (found[:, -1] >= 0)
         if count < documents and short.any():

@@ -27,9 +27,8 @@ Best = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 both ``(q, k)``."""
 
 _SCORES = {"cpu": 2**25, "cuda": 2**28}
-"""Number of fp32 scores that exist at a time."""
-_VALUES = {"cpu": 2**25, "cuda": 2**28}
-"""Number of fp32 values of documents' vectors that exist at a time, however few the queries are."""
+_VALUES = _SCORES.copy()
+"""Numbers of fp32 scores, and of values of documents' vectors, that exist at a time."""
 _TRAINED_ON = 40
 """Number of vectors that each list's centre is learned from; faiss warns below 39."""
 _BLOCK_BYTES = 2**28
@@ -52,10 +51,7 @@ class Search(Protocol):
 class ExactSearch:
     """Exact search that walks over the documents block by block and keeps the best so far.
 
-    Args:
-        vectors: vectors of the documents, ``(N, D)``, memory-mapped.
-        device: device that computes the scores, in fp32.
-        best: function that finds the best documents of a block.
+    Shapes: vectors of the documents ``(N, D)``, memory-mapped. Scores are computed in fp32.
     """
 
     def __init__(self, vectors: NDArray[Any], device: torch.device, best: Best) -> None:
@@ -118,16 +114,10 @@ def faiss_best(device: torch.device) -> Best:
 class IvfSearch:
     """Search of the lists whose centres are nearest to a query; the lists are memory-mapped.
 
-    Building the index continues where a killed process stopped. A GPU takes the whole index into
-    its memory.
+    There is at most one list for every forty documents. A killed process leaves its part of the
+    index in ``folder`` to the next one. A GPU takes the whole index into its memory.
 
-    Args:
-        vectors: vectors of the documents, ``(N, D)``, memory-mapped.
-        folder: folder of the index, for this search alone.
-        settings: its ``lists`` are four times the root of N by default, and always at most one for
-            every forty documents; its ``probes`` are a sixteenth of them, and at least eight.
-        device: device that faiss searches on, if its build supports it.
-        console: where progress is shown.
+    Shapes: vectors of the documents ``(N, D)``, memory-mapped.
     """
 
     def __init__(

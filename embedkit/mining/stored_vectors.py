@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from embedkit.distributed.progress import track_progress
-from embedkit.mining.corpus import Side
+from embedkit.mining.corpus import Ids, Side
 from embedkit.mining.settings import StoreType
 from embedkit.models.embedder import Embedder
 from embedkit.storage import cache
@@ -36,37 +36,25 @@ def stored_vectors(
 
     They are encoded by the first call. A killed process leaves its finished blocks to the next
     one, and damaged blocks are encoded again. Of several processes one encodes and the others wait.
-
-    Args:
-        side: texts to encode.
-        embedder: model that encodes them.
-        identity: the model's ``identity``, which takes long to compute.
-        prompt: prefix of each text.
-        max_tokens: length to truncate texts to, if it is below the model's own limit.
-        store: type of a value on disk.
-        console: where progress is shown.
+    ``identity`` is the model's own, which takes long to compute.
     """
     limit = min(max_tokens or embedder.max_tokens, embedder.max_tokens)
-    parts = [FORMAT, side.identity, identity, prompt, limit, store, _TEXTS]
     shape = {"rows": len(side), "width": embedder.width, "block": _TEXTS}
 
     def vectors_in(folder: Path) -> BlockFile:
         return BlockFile(folder / "vectors", np.dtype(_TYPES[store]), **shape)
 
+    def vectors_of(rows: Ids) -> NDArray[np.float32]:
+        return embedder.encode(side.texts(rows), prompt=prompt, max_tokens=limit)
+
     def encode(folder: Path) -> None:
         file = vectors_in(folder)
         with track_progress(console, f"encoding {side.name}", len(side), file.done()) as advance:
-            file.fill(
-                file.missing(),
-                lambda rows: embedder.encode(side.texts(rows), prompt=prompt, max_tokens=limit),
-                advance,
-            )
+            file.fill(file.missing(), vectors_of, advance)
 
-    folder = cache.built(
-        "vectors",
-        sha256_of_json(parts)[:32],
-        encode,
-        resumable=True,
-        verified=lambda folder: vectors_in(folder).is_whole(),
-    )
+    def is_whole(folder: Path) -> bool:
+        return vectors_in(folder).is_whole()
+
+    key = sha256_of_json([FORMAT, side.identity, identity, prompt, limit, store, _TEXTS])[:32]
+    folder = cache.built("vectors", key, encode, resumable=True, verified=is_whole)
     return vectors_in(folder).mapped()

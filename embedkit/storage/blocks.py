@@ -24,14 +24,8 @@ class BlockFile:
 
     ``<path>`` holds the rows, and ``<path>.digests-<block>`` the SHA-256 of each block, written
     after its rows. A block that differs from its digest counts as missing, whether a process was
-    killed while it wrote the block or the file was damaged later.
-
-    Args:
-        path: path of the file, which is created when a first block is written.
-        dtype: type of a value.
-        rows: number of rows of the whole file.
-        width: number of values in a row.
-        block: number of rows in each block but the last.
+    killed while it wrote the block or the file was damaged later. The file is created when a first
+    block is written; ``block`` is the number of rows in each block but the last.
     """
 
     def __init__(
@@ -124,11 +118,7 @@ def mapped(path: Path, dtype: np.dtype[Any], *, rows: int, width: int) -> NDArra
 
 
 class DamagedBlockError(Exception):
-    """The file ``path`` does not hold what was written to it."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"{path}: is damaged")
-        self.path = path
+    """The file of this path does not hold what was written to it."""
 
 
 class KeyedBlock:

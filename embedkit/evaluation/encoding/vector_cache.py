@@ -76,8 +76,11 @@ class VectorCache:
                     found, vectors = index.find(keys)
                 except DamagedBlockError as error:
                     # Another file may hold some of its texts too: look again without it.
-                    warnings.warn(f"{error}, so its texts are encoded again", stacklevel=2)
-                    error.path.unlink(missing_ok=True)
+                    (path,) = error.args
+                    warnings.warn(
+                        f"{path}: is damaged, so its texts are encoded again", stacklevel=2
+                    )
+                    path.unlink(missing_ok=True)
                     continue
                 if index.blocks:
                     os.utime(index.blocks[0].path)

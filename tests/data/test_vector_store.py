@@ -16,10 +16,9 @@ from support.interrupted import start
 from support.ranks import run_on_ranks
 
 from embedkit import distributed
-from embedkit.clustering import embedding
-from embedkit.clustering.embedding import embed
+from embedkit.data import vector_store
 from embedkit.data.pairs.records import Records
-from embedkit.data.vector_store import VectorStore
+from embedkit.data.vector_store import VectorStore, store_vectors
 from embedkit.errors import DataError
 from embedkit.models import hub
 from embedkit.models.embedder import Embedder
@@ -29,7 +28,7 @@ QUIET = Console(quiet=True)
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding, "_BLOCK", 4)
+    monkeypatch.setattr(vector_store, "_BLOCK", 4)
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +42,16 @@ def surrogate(tiny_model: Path) -> Embedder:
     return hub.load(str(tiny_model))
 
 
+def embed(
+    records: Records, surrogate: Embedder, folder: Path, console: Console = QUIET
+) -> VectorStore:
+    return store_vectors(records, surrogate.encode, folder, width=surrogate.width, console=console)
+
+
 def test_every_pair_is_embedded_without_its_prompt(
     records: Records, surrogate: Embedder, tmp_path: Path
 ) -> None:
-    store = embed(records, surrogate, tmp_path / "vectors", QUIET)
+    store = embed(records, surrogate, tmp_path / "vectors")
     assert store.queries.dtype == np.float16
     queries, documents = (np.concatenate(side) for side in zip(*store.blocks(), strict=True))
     expected = surrogate.encode([f"word {number}" for number in range(30)])
@@ -69,7 +74,7 @@ def test_lines_show_progress_where_there_is_no_terminal(
 def test_a_killed_run_goes_on_after_its_last_block(
     records: Records, surrogate: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = embed(records, surrogate, tmp_path / "whole", QUIET)
+    whole = embed(records, surrogate, tmp_path / "whole")
     folder = tmp_path / "killed"
     process = start(_embed_until_killed, records, surrogate, folder, 11)
     process.join()
@@ -80,11 +85,11 @@ def test_a_killed_run_goes_on_after_its_last_block(
     with pytest.raises(DataError, match="the vectors are not whole"):
         VectorStore(folder)
     calls = _count_calls(surrogate, monkeypatch)
-    store = embed(records, surrogate, folder, QUIET)
+    store = embed(records, surrogate, folder)
     assert len(calls) == 5
     assert np.array_equal(store.queries, whole.queries)
     assert np.array_equal(store.documents, whole.documents)
-    embed(records, surrogate, folder, QUIET)
+    embed(records, surrogate, folder)
     assert len(calls) == 5
 
 
@@ -106,13 +111,13 @@ def test_a_damaged_block_is_embedded_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = embed(records, surrogate, tmp_path / "whole", QUIET)
-    embed(records, surrogate, tmp_path / "vectors", QUIET)
+    whole = embed(records, surrogate, tmp_path / "whole")
+    embed(records, surrogate, tmp_path / "vectors")
     for side in ("queries", "documents"):
         damage(tmp_path / "vectors" / f"{side}.f16")
     calls = _count_calls(surrogate, monkeypatch)
     with pytest.warns(UserWarning, match="1 of 8 blocks are damaged, so these are made again"):
-        store = embed(records, surrogate, tmp_path / "vectors", QUIET)
+        store = embed(records, surrogate, tmp_path / "vectors")
     assert len(calls) == 2
     assert np.array_equal(store.queries, whole.queries)
     assert np.array_equal(store.documents, whole.documents)
@@ -121,17 +126,17 @@ def test_a_damaged_block_is_embedded_again(
 def test_vectors_without_digests_are_not_trusted(
     records: Records, surrogate: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    embed(records, surrogate, tmp_path / "vectors", QUIET)
+    embed(records, surrogate, tmp_path / "vectors")
     (tmp_path / "vectors" / "queries.f16.digests-4").unlink()
     calls = _count_calls(surrogate, monkeypatch)
-    embed(records, surrogate, tmp_path / "vectors", QUIET)
+    embed(records, surrogate, tmp_path / "vectors")
     assert len(calls) == 8
 
 
 def test_ranks_write_one_store_together(
     records: Records, surrogate: Embedder, tmp_path: Path
 ) -> None:
-    alone = embed(records, surrogate, tmp_path / "alone", QUIET)
+    alone = embed(records, surrogate, tmp_path / "alone")
     run_on_ranks(2, _embed_on_ranks, records, surrogate, tmp_path / "together")
     together = VectorStore(tmp_path / "together")
     assert np.array_equal(alone.queries, together.queries)
@@ -143,7 +148,7 @@ def test_ranks_write_one_store_together(
 def test_a_store_pickles_as_its_place(
     records: Records, surrogate: Embedder, tmp_path: Path
 ) -> None:
-    store = embed(records, surrogate, tmp_path / "vectors", QUIET)
+    store = embed(records, surrogate, tmp_path / "vectors")
     data = pickle.dumps(store)
     assert len(data) < 500
     assert np.array_equal(pickle.loads(data).queries, store.queries)
@@ -165,13 +170,13 @@ def _embed_until_killed(records: Records, surrogate: Embedder, folder: Path, cal
         return encode(texts, **options)
 
     surrogate.encode = counted  # type: ignore[method-assign]
-    embed(records, surrogate, folder, QUIET)
+    embed(records, surrogate, folder)
 
 
 def _embed_on_ranks(records: Records, surrogate: Embedder, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         calls = _count_calls(surrogate, patch)
-        embed(records, surrogate, folder, QUIET)
+        embed(records, surrogate, folder)
     (folder.parent / f"{distributed.rank()}").write_text(str(len(calls)))
 
 
