@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from embedkit.data.text.texts import Texts
     from embedkit.evaluation.comparing.comparison import compare, format_comparison
     from embedkit.evaluation.evaluate import estimate, evaluate
+    from embedkit.evaluation.mteb.task_selection import write_held_out_tasks
     from embedkit.evaluation.perplexity.pseudo_perplexity import evaluate_perplexity
-    from embedkit.evaluation.recipe_tasks import write_held_out_tasks
     from embedkit.finetuning.mixture import sampling_shares
     from embedkit.finetuning.show_batch import texts_of_step
     from embedkit.mining.mine_source import mine
@@ -68,7 +68,7 @@ _HOMES = {
     "estimate": "evaluation.evaluate",
     "evaluate": "evaluation.evaluate",
     "evaluate_perplexity": "evaluation.perplexity.pseudo_perplexity",
-    "write_held_out_tasks": "evaluation.recipe_tasks",
+    "write_held_out_tasks": "evaluation.mteb.task_selection",
     "sampling_shares": "finetuning.mixture",
     "texts_of_step": "finetuning.show_batch",
     "mine": "mining.mine_source",

@@ -22,8 +22,7 @@ from embedkit.evaluation.mteb.estimate import Estimate
 from embedkit.evaluation.mteb.estimate import estimate as estimate_tasks
 from embedkit.evaluation.mteb.mirror import check_mirror
 from embedkit.evaluation.mteb.scoring import evaluate as score_tasks
-from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
-from embedkit.evaluation.recipe_tasks import tasks_of
+from embedkit.evaluation.mteb.task_selection import leaves, select_tasks, tasks_of
 from embedkit.evaluation.settings import EvaluationOptions, EvaluationSettings
 from embedkit.evaluation.summary import Summary
 from embedkit.models.contextual.model import Contextual

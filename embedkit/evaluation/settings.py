@@ -17,23 +17,23 @@ class EvaluationSettings(DtypeSettings):
 
     instructions: Instructions | None = None
     """paper puts the NeoBERT paper's instructions (tables 8 and 9) before the texts of the tasks
-    of MTEB(eng, v1), none leaves the model its own prompts; if it is not given, the recipe says
-    it, and without a recipe there are none."""
+    of MTEB(eng, v1), none leaves the model its own prompts; the default is the recipe's choice, or
+    none without a recipe."""
     data_dir: Path | None = Field(default=None, strict=False)
     """mteb's tasks read this mirror of hub repositories, a folder owner/name for each, and never
-    the hub; if it is not given, a repository is read from $EMBEDKIT_HUB/owner/name where that
-    folder exists, else from the hub."""
+    the hub; by default a repository is read from $EMBEDKIT_HUB/owner/name if that folder exists,
+    else from the hub."""
     truncate_dim: PositiveInt | None = None
-    """Only the first dimensions of the vectors are scored, this many, at unit norm."""
+    """Only this many of the first dimensions of the vectors are scored, at unit norm."""
     cache: bool = True
     """Vectors are kept under $EMBEDKIT_CACHE, so that no text is encoded twice."""
     cache_size: str = "20GB"
-    """All kept vectors together take at most this much room; those used longest ago go first."""
+    """All kept vectors take at most this much room; those used longest ago are deleted first."""
     context_documents: NonNegativeInt | None = None
-    """A contextual model reads this many documents of a task's corpus before the task; as many as
-    it has slots if it is not given."""
+    """A contextual model reads this many documents of a task's corpus before the task; by default
+    as many as it has slots."""
     context_seed: NonNegativeInt | None = None
-    """Random seed for drawing those documents; 0 if it is not given."""
+    """Random seed for drawing the documents that a contextual model reads; 0 by default."""
 
 
 class EvaluationOptions(TypedDict, total=False):

@@ -7,7 +7,7 @@ from mteb.abstasks.abstask import AbsTask
 from embedkit.evaluation.encoding.encoders import DistributedEncoder
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb.scoring import evaluate
-from embedkit.evaluation.recipe_tasks import open_tasks
+from embedkit.evaluation.mteb.task_selection import open_tasks
 from embedkit.evaluation.summary import Summary
 from embedkit.finetuning.mixture import Mixture
 from embedkit.models.contextual.model import Contextual

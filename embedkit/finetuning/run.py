@@ -17,7 +17,7 @@ from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
 from embedkit.data.pairs.records import Records
 from embedkit.data.vector_store import VectorStore
 from embedkit.errors import DataError
-from embedkit.evaluation.recipe_tasks import check_held_out, check_tasks
+from embedkit.evaluation.mteb.task_selection import check_held_out, check_tasks
 from embedkit.evaluation.summary import Summary, comparison
 from embedkit.finetuning import model as starting_model
 from embedkit.finetuning.evaluator import Evaluator

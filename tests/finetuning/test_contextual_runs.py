@@ -22,7 +22,7 @@ from embedkit import api, distributed
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb.scoring import evaluate
-from embedkit.evaluation.recipe_tasks import tasks_of
+from embedkit.evaluation.mteb.task_selection import tasks_of
 from embedkit.evaluation.summary import Summary
 from embedkit.finetuning import model as starting_model
 from embedkit.finetuning.show_batch import texts_of_step

@@ -70,18 +70,17 @@ def evaluate_perplexity(
     settings = from_arguments(PerplexitySettings, options)
     device = distributed.local_device()
     autocast = precision.autocast_dtype(settings.dtype, device)
-    names = [hub.display_name(model) for model in models]
+    displayed = [hub.display_name(model) for model in models]
     # Where display names clash, results name the models as the user did.
-    unique = [
-        name if names.count(name) == 1 else model for model, name in zip(models, names, strict=True)
-    ]
+    clash = {name for name in displayed if displayed.count(name) > 1}
+    names = [m if name in clash else name for m, name in zip(models, displayed, strict=True)]
     # All is opened and checked before anything is scored, which may take hours.
     subjects = [_open(model, data, settings) for model in models]
     results = ResultFile(Path(output) / "documents.jsonl")
     points = []
     total = sum(len(documents) for subject in subjects for documents in subject.documents.values())
     with progress_of(total, console) as progress:
-        for name, subject in zip(unique, subjects, strict=True):
+        for name, subject in zip(names, subjects, strict=True):
             nn.Module.to(subject.model, device)
             scorer = MaskedTokenScorer(subject.model, subject.mask_id, autocast=autocast)
             identity = scorer.identity
@@ -173,13 +172,12 @@ def _documents(
                     documents += [document] if document.maskable else []
         if all(len(documents) == settings.documents for documents in chosen.values()):
             break
-    for length, documents in chosen.items():
-        if not documents:
-            reason = (
-                f"no document of {data} has {length} tokens (the longest has {longest}); leave "
-                "that length out, or pass longer documents"
-            )
-            raise ArgumentError(("lengths", reason))
+    for length in (length for length, documents in chosen.items() if not documents):
+        reason = (
+            f"no document of {data} has {length} tokens (the longest has {longest}); leave "
+            "that length out, or pass longer documents"
+        )
+        raise ArgumentError(("lengths", reason))
     return chosen
 
 
