@@ -23,14 +23,14 @@ from embedkit.training.optim import build_optimizer, lr_at, set_lr
 
 def main(recipe_name: str, output: Path) -> None:
     device = distributed.local_device()
-    # A processor without native bf16 may take fewer steps, in fp32.
+    # "auto" becomes bf16 where the device multiplies it natively, and fp32 elsewhere.
     recipe, _ = precision.resolve(embedkit.load_recipe(recipe_name), device)
     assert recipe.steps is not None, "give steps, not epochs"
 
     # Data: which rows each step reads follows from the sizes of the sources, the seed and the step.
     records = [open_records(mix.manifest) for mix in recipe.data.mix]
     sources = [
-        Source(each.name, len(each), each.batch_size or recipe.data.batch_size) for each in records
+        Source(rows.name, len(rows), rows.batch_size or recipe.data.batch_size) for rows in records
     ]
     given = [mix.weight for mix in recipe.data.mix if mix.weight is not None]
     sampler = BatchSampler(
