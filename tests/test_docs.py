@@ -45,9 +45,9 @@ def options_of(words: list[str]) -> set[str]:
     """Return the options of the command that ``words`` begin with."""
     command = typer.main.get_command(app)
     for word in words:
-        if isinstance(command, TyperGroup):
+        if isinstance(command, TyperGroup) and not word.startswith("-"):
             command = command.commands[word]
-    options = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    options = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
     return options | {"--help"}
 
 

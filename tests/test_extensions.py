@@ -73,6 +73,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_a_loss_trains_with_the_numbers_of_another_implementation(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model", dropout=0.0)
     recipe = write_recipe(tmp_path, model, objective=HINGE["objective"], steps=2)
@@ -103,6 +104,7 @@ def by_triplet_loss(model: Path, recipe: Path) -> tuple[float, float]:
     return loss.item(), torch.stack(norms).norm().item()
 
 
+@pytest.mark.slow
 def test_a_run_with_a_loss_resumes_bit_for_bit_and_under_its_own_version_alone(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -174,6 +176,7 @@ def test_the_command_itself_trains_with_a_loss(tiny_model: Path, tmp_path: Path)
     assert metrics_of(tmp_path / "run") == trained(site, recipe, tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_a_reader_brings_rows_which_are_made_anew_by_another_version(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +216,7 @@ def show_rows() -> None:
 TEXTS = ["one", "a text of several words", "query: another one"]
 
 
+@pytest.mark.slow
 def test_a_pooling_trains_and_leaves_a_folder_that_opens_without_it(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -97,6 +98,7 @@ def test_importing_the_package_imports_no_library() -> None:
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_neobert_opens_in_transformers_once_its_package_is_imported(tmp_path: Path) -> None:
     code = """
 import sys
@@ -113,6 +115,7 @@ print(type(AutoModel.from_pretrained(sys.argv[1])).__name__)
     assert found.stdout.split()[-1] == "NeoBERTModel"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["embedkit", "embedkit_cli"])
 def test_the_command_runs_as_a_module(module: str) -> None:
     command = [sys.executable, "-m", module, "show", "starter"]

@@ -73,6 +73,7 @@ def test_another_key_is_another_order(size: int) -> None:
         assert (one == other).mean() < 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 10, 300])
 def test_over_keys_a_row_goes_anywhere_alike(size: int) -> None:
     row = np.array([size // 2])

@@ -25,12 +25,14 @@ def fail() -> None:
     raise ValueError("a mistake in the other process")
 
 
+@pytest.mark.slow
 def test_a_process_answers_through_json() -> None:
     process, *rest = harness.in_a_process(partial(answer, 3, name="x"), HARNESS_TEST="yes")
     assert process != os.getpid()
     assert rest == [3, "x", "yes"]
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_in_a_process_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Exception, match="non-zero exit status 1"):
         harness.in_a_process(partial(fail))

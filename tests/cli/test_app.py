@@ -146,6 +146,7 @@ def every_rank_is_wrong() -> None:
     check_exit_code(2, "show", "startr")
 
 
+@pytest.mark.slow
 def test_a_mistake_on_another_rank_is_told_with_its_number(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -158,6 +159,7 @@ def one_rank_is_wrong() -> None:
         check_exit_code(2, "show", "startr")
 
 
+@pytest.mark.slow
 def test_ranks_tell_the_mistakes_in_which_they_differ(capfd: pytest.CaptureFixture[str]) -> None:
     other, one = sorted(lines_of_ranks(capfd, each_rank_is_wrong_in_its_way))
     assert one.startswith("error: recipe-0: not a name under recipes/")
@@ -168,6 +170,7 @@ def each_rank_is_wrong_in_its_way() -> None:
     check_exit_code(2, "show", f"recipe-{distributed.rank()}")
 
 
+@pytest.mark.slow
 def test_an_error_that_follows_from_the_end_of_another_rank_is_not_told(
     small_recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,6 +236,7 @@ def test_a_stopped_run_tells_the_command_that_continues_it(
     )
 
 
+@pytest.mark.slow
 def test_help_does_not_wait_for_torch() -> None:
     script = "import sys; sys.argv = ['embedkit', 'finetune', '--help']\n"
     script += "from embedkit_cli.app import main\n"

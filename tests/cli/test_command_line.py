@@ -153,6 +153,7 @@ def completed(*words: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "offers"),
     [
@@ -169,6 +170,7 @@ def test_the_shell_completes_commands_choices_and_names(words: list[str], offers
     assert completed(*words) == offers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_the_completion_is_shown(shell: str) -> None:
     request = {"_EMBEDKIT_COMPLETE": f"source_{shell}"}

@@ -66,6 +66,7 @@ def test_a_value_that_cannot_be_is_refused(option: str, value: str, told: str) -
     assert told in message("--tasks", "STS12", option, value)
 
 
+@pytest.mark.slow
 def test_the_first_dimensions_are_scored_under_a_name_of_their_own(tmp_path: Path) -> None:
     folder, output = write_task(tmp_path / "mine", "sts"), tmp_path / "out"
     given = ["eval-mteb", "--model", "starter", "--output", str(output), "--dtype", "fp32"]

@@ -135,6 +135,7 @@ def test_commands_that_need_one_stage_say_so(
     assert f"{folder / model}: is a contextual model, whose vectors depend on a corpus" in line
 
 
+@pytest.mark.slow
 def test_compare_sets_a_contextual_evaluation_beside_another(
     folder: Path,
     tmp_path: Path,

@@ -141,7 +141,7 @@ def test_words_become_typed_values() -> None:
         ),
         (
             lambda: embedkit.export("starter", "c", to="gguf"),  # type: ignore[arg-type]
-            "to: choose one of eurobert, neobert, onnx (got 'gguf')",
+            "to: choose one of eurobert, neobert, onnx, sentence-transformers (got 'gguf')",
         ),
     ],
 )

@@ -66,6 +66,7 @@ def trained(small_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return run
 
 
+@pytest.mark.slow
 def test_what_is_exported_is_what_was_trained(trained: Path) -> None:
     found, _ = checkpoint.newest(trained / "checkpoints")
     assert found is not None

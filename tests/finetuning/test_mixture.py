@@ -129,6 +129,7 @@ def check_small_batch(given: Records) -> None:
         build_batch_sampler(open_mixture(recipe, {"a": given}), recipe)
 
 
+@pytest.mark.slow
 def test_a_step_is_shown_with_its_pairs_and_their_negatives(small_recipe: Path) -> None:
     recipe = load_recipe(str(small_recipe))
     for step in range(STEPS):

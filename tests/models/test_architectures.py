@@ -161,6 +161,7 @@ def train_once(small_recipe: Path, root: Path, name: str) -> Path:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_architecture_trains_and_exports_without_code(
     name: str, trained: Callable[[str], Path]

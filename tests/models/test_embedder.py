@@ -44,6 +44,7 @@ def theirs(
     return np.asarray(vectors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize(("prompt", "include"), [("", True), (PROMPT, True), (PROMPT, False)])
 def test_vectors_are_those_of_sentence_transformers(

@@ -39,6 +39,7 @@ def exported(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_export_gives_sentence_transformers_the_same_vectors(
     exported: Path, tiny_model: Path, kind: str
@@ -113,6 +114,7 @@ def test_an_export_replaces_an_older_one(tiny_model: Path, tmp_path: Path) -> No
     assert hub.load(str(folder)).identity == embedder.identity
 
 
+@pytest.mark.slow
 def test_an_export_does_not_replace_a_model_that_was_trained_on_in_its_place(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def prompted(folder: Path) -> Embedder:
     return embedder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"rope_parameters": YARN}], ids=["plain", "yarn"])
 def test_a_neobert_leaves_as_a_stock_folder(changes: dict[str, object], tmp_path: Path) -> None:
     ours = prompted(write_with_tokenizer(tiny_neobert(**changes), tmp_path / "own"))
@@ -184,6 +185,7 @@ def test_the_kernel_asked_for_is_used(masked_lm: Path, attention: str) -> None:
     np.testing.assert_allclose(embedder.encode(TEXTS), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ABLATIONS)
 def test_an_ablation_without_a_stock_form_leaves_as_it_is_and_says_so(
     key: str, tmp_path: Path
@@ -260,6 +262,7 @@ def test_overwrite_leaves_alone_what_no_export_has_written(
     assert {path.name for path in tmp_path.iterdir()} == {"thesis", "earlier"}
 
 
+@pytest.mark.slow
 def test_an_export_of_one_form_may_replace_that_of_another(masked_lm: Path, tmp_path: Path) -> None:
     for form in ("eurobert", "neobert", "eurobert"):
         export(str(masked_lm), tmp_path / "out", to=form, overwrite=True)

@@ -85,6 +85,7 @@ def written(model: PreTrainedModel, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_checkpoint_with_a_head_is_read_as_its_encoder(name: str, tmp_path: Path) -> None:
     classes = classes_of(CONFIGS[name]())
@@ -100,6 +101,7 @@ def test_a_checkpoint_with_a_head_is_read_as_its_encoder(name: str, tmp_path: Pa
             assert torch.equal(loaded[id_], weight), f"{each.__name__}: {id_}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name.values[0] != "xlnet"])
 def test_a_masked_language_model_is_read_from_every_class_that_has_its_head(
     name: str, tmp_path: Path
@@ -130,6 +132,7 @@ def edit_config(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 
 # The layers of an ALBERT share their weights: none has one too many.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name.values[0] != "albert"])
 def test_a_layer_that_the_config_does_not_count_is_not_dropped(name: str, tmp_path: Path) -> None:
     for each in classes_of(CONFIGS[name]()):

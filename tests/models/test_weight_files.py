@@ -59,6 +59,7 @@ def leave(_path: Path) -> None:
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize(
     ("name", "change"),

@@ -133,6 +133,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "noise", "slots"), CASES)
 def test_caching_is_exact_against_the_same_chunks(
     budget: int | None, noise: str, slots: int
@@ -161,6 +162,7 @@ def test_caching_is_exact_whatever_the_encoders(kind: str, tied: bool) -> None:
     assert all(gradient.abs().sum() > 0 for gradient in actual.values())
 
 
+@pytest.mark.slow
 def test_caching_is_exact_with_a_filter_of_false_negatives() -> None:
     settings: dict[str, Any] = {"dropout": 0.3, "context_dropout": 0.2}
     expected = in_one_graph(contextual(**settings), EVERYTHING, 17, filtering=True)
@@ -255,6 +257,7 @@ def test_gradients_of_both_sides_gather_in_the_context_in_any_order() -> None:
     torch.testing.assert_close(replayed(order=(1, 0)), replayed(), **PRECISE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mistake", "hurt", "spared"),
     [
@@ -287,6 +290,7 @@ def test_two_batches_may_be_encoded_before_either_goes_back() -> None:
     torch.testing.assert_close(gradients(model), twice, **PRECISE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [2.0**16, 0.125])
 def test_a_scale_counts_once_in_either_stage(scale: float) -> None:
     once, _ = cached(contextual(), 17)
@@ -360,6 +364,7 @@ def test_evaluation_mode_draws_nothing() -> None:
     torch.testing.assert_close(cached(noisy, 17)[0], cached(quiet, 17)[0], **PRECISE)
 
 
+@pytest.mark.slow
 def test_noise_and_context_depend_on_the_key_alone() -> None:
     found: list[Tensor] = []
     for key in (1, 1, 2):

@@ -125,6 +125,7 @@ def test_ranks_give_the_losses_of_one(
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_micro_batches_change_no_loss(recipe: str, alone: Path, tmp_path: Path) -> None:
     pretrain(recipe, ("data.micro_batch_tokens=100000", "data.workers=2"), tmp_path / "run")
     check_equal(tmp_path / "run", alone)
@@ -201,6 +202,7 @@ def torchrun(recipe: str, output: Path, *words: str) -> "subprocess.Popen[bytes]
     return subprocess.Popen(command, env=environment, start_new_session=True)
 
 
+@pytest.mark.slow
 def test_a_second_stage_starts_from_the_weights_of_the_first(
     recipe: str, alone: Path, tmp_path: Path
 ) -> None:
@@ -215,6 +217,7 @@ def test_a_second_stage_starts_from_the_weights_of_the_first(
     assert state_of(tmp_path / "three") == state_of(tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_the_decoder_starts_from_the_embedding_and_the_words_frequencies(
     recipe: str, tmp_path: Path
 ) -> None:
@@ -279,6 +282,7 @@ def test_a_damaged_end_of_the_first_stage_is_not_passed_over(
         pretrain(recipe, (f"init_from={tmp_path / 'one'}",), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_an_unfinished_first_stage_is_told_of(recipe: str, alone: Path, tmp_path: Path) -> None:
     shutil.copytree(alone, tmp_path / "one")
     checkpoints = sorted((tmp_path / "one" / "checkpoints").glob("step-*"))

@@ -48,6 +48,7 @@ def test_a_length_that_depends_on_the_machine_is_refused(tiny_model: Path, tmp_p
         load_recipe(name, ["fp32_steps=3"])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_checkpoint_with_old_names(tiny_model: Path, tmp_path: Path) -> None:
     name = str(write_small_recipe(tmp_path, tiny_model))
     recipe = load_recipe(name, ["optim.max_grad_norm=0.5"])

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pytest
 from mteb.models import SentenceTransformerEncoderWrapper
 from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
@@ -19,6 +20,7 @@ def test_an_instruction_loses_its_full_stop_and_gains_a_colon() -> None:
     assert as_prefix("") == ""
 
 
+@pytest.mark.slow
 def test_the_prompt_of_every_task_of_the_benchmark_is_the_paper_s() -> None:
     names = [leaf.metadata.name for task in select_tasks("MTEB(eng, v1)") for leaf in leaves(task)]
     expected = read_toml(Path(__file__).with_name("paper_prompts.toml"))

@@ -74,6 +74,7 @@ def test_a_log_names_each_task_as_it_is_scored(tiny_model: Path, tmp_path: Path)
         assert process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_line_of_several_steps_names_a_source_that_is_the_only_one(
     small_recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_remark(
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_ranks_go_on_from_one_checkpoint_where_a_newer_one_is_damaged(
     small_recipe: Path, tmp_path: Path
 ) -> None:
@@ -125,6 +126,7 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), ("seed=4",)])
 def test_a_run_of_which_every_checkpoint_is_damaged_is_refused_and_stays_as_it_is(
     overrides: tuple[str, ...], small_recipe: Path, tmp_path: Path
@@ -149,6 +151,7 @@ def test_another_recipe_is_refused_before_the_first_checkpoint_too(
     assert contents(tmp_path / "run") == before
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_a_run_starts_over(
     small_recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +178,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_changed_rows_are_refused_by_the_name_of_their_source(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -188,6 +192,7 @@ def test_changed_rows_are_refused_by_the_name_of_their_source(
         api.finetune(recipe, tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 def test_a_run_at_a_constant_rate_may_grow(small_recipe: Path, tmp_path: Path) -> None:
     constant = "optim.schedule=constant"
     api.finetune(load_recipe(str(small_recipe), [constant, "steps=9"]), tmp_path / "whole")
@@ -253,6 +258,7 @@ def command(words: list[str], screen: Path) -> None:
     main()
 
 
+@pytest.mark.slow
 def test_ranks_agree_on_the_step_at_which_they_stop(small_recipe: Path, tmp_path: Path) -> None:
     run_on_ranks(2, check_stop, small_recipe, tmp_path / "run")
 

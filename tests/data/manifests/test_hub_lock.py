@@ -75,6 +75,7 @@ print(update(lock, ids, upgrade=True))
     ]
 
 
+@pytest.mark.slow
 def test_without_a_pin_the_newest_is_read_and_a_line_says_so(hub: str) -> None:
     code = """
 import warnings

@@ -245,6 +245,7 @@ def test_what_a_killed_build_left_does_not_matter(tmp_path: Path) -> None:
     assert built_folders() == [folder.name]
 
 
+@pytest.mark.slow
 def test_processes_that_open_at_once_build_once(tmp_path: Path) -> None:
     manifest = manifest_over(tmp_path, list(numbered(20_000)))
     with multiprocessing.get_context("fork").Pool(4) as pool:

@@ -131,6 +131,7 @@ def test_a_manifest_reads_the_published_columns(name: str, tmp_path: Path) -> No
     assert (len(records), records[0]) == EXPECTED[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_a_renamed_column_is_refused(name: str, tmp_path: Path) -> None:
     manifest = load_manifest(name)

@@ -104,6 +104,7 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [negate_half, cut, empty])
 def test_a_damaged_cache_changes_no_score(
     damage: Callable[[Path], None], tiny_model: Path, tmp_path: Path

@@ -96,6 +96,7 @@ def check_that_it_is_replaced(damaged: Path) -> None:
     assert damaged in files_in(damaged.parent)
 
 
+@pytest.mark.slow
 def test_a_file_of_which_any_bit_is_flipped_is_as_if_it_were_absent(file: Path) -> None:
     whole = file.read_bytes()
     for place in range(len(whole)):
@@ -106,6 +107,7 @@ def test_a_file_of_which_any_bit_is_flipped_is_as_if_it_were_absent(file: Path) 
         assert file.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_a_file_of_any_other_length_is_as_if_it_were_absent(file: Path) -> None:
     whole = file.read_bytes()
     for length in range(len(whole)):

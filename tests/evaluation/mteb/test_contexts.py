@@ -92,6 +92,7 @@ def test_documents_are_read_with_their_titles(tmp_path: Path) -> None:
     assert list(corpus_of(task))[1:] == [*ANIMALS[1:], *MONEY]
 
 
+@pytest.mark.slow
 def test_every_task_has_one_context_of_its_own_documents(mirror: Path, tmp_path: Path) -> None:
     model = tiny_contextual()
     tasks = select_tasks(tasks=THREE_TYPES)

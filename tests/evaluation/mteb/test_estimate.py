@@ -61,6 +61,7 @@ def test_tokens_are_those_behind_the_prompt(tmp_path: Path, tiny_model: Path) ->
     assert found.seconds == pytest.approx(expected / found.tokens_per_second)
 
 
+@pytest.mark.slow
 def test_without_the_data_mtebs_counts_are_taken(tiny_model: Path) -> None:
     names = ["STS12", "CQADupstackRetrieval", "MindSmallReranking", "SummEval", "STS17"]
     found = estimate(hub.load(str(tiny_model)), select_tasks(tasks=names), instructions={})

@@ -25,6 +25,7 @@ def recipe_with(folder: Path, small_recipe: Path, *lines: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "asked", "expected"),
     [
@@ -53,6 +54,7 @@ def test_the_command_does_what_the_recipe_says_unless_it_is_told_otherwise(
     assert f"\nprompts: {'the paper' if expected else 'none'}" in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instructions", ["none", "paper"])
 def test_a_run_is_scored_before_and_after_as_its_recipe_says(
     instructions: str,

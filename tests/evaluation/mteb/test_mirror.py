@@ -80,6 +80,7 @@ def test_a_score_from_a_mirror_is_that_of_its_rows(
     assert summary.scores["STS12"].score == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_another_mirror_is_another_result(mirror: Path, tiny_model: Path, tmp_path: Path) -> None:
     other = shutil.copytree(mirror, tmp_path / "mirror")
     repository = other / "mteb/sts12-sts"

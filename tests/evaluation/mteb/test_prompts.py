@@ -70,6 +70,7 @@ def eval_mteb(output: Path, *words: object) -> tuple[str, Summary]:
     return result.stdout, Summary.read(output / "summary.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "type_"),
     [("STSwordsim", "sts"), ("CQADupstackTermsRetrieval", "retrieval"), ("STS12", "sts")],
@@ -110,6 +111,7 @@ def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "type_", "expected"),
     [
@@ -182,6 +184,7 @@ def test_the_paper_s_instructions_go_by_exact_names() -> None:
         assert resolve_prompts(part, {}, benchmark_prompts()).origin == "the paper's"
 
 
+@pytest.mark.slow
 def test_the_summary_tells_whose_prompts_were_used(
     mirror: Path, minilm_model: SentenceTransformer, tmp_path: Path
 ) -> None:

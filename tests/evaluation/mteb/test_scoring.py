@@ -168,6 +168,7 @@ def test_an_aggregate_is_scored_once_its_failing_part_is_mended(
     assert mended.score == pytest.approx(sum(mended.parts.values()) / 2)
 
 
+@pytest.mark.slow
 def test_equal_texts_are_encoded_once(tmp_path: Path, minilm_model: SentenceTransformer) -> None:
     encoder = Encoder(minilm_model, "m")
     (task,) = read_task_folders(write_task(tmp_path / "mine", "reranking"))

@@ -82,6 +82,7 @@ def plain_loss(model: Path, text: str, length: int) -> float:
     return math.fsum(losses) / len(losses)
 
 
+@pytest.mark.slow
 def test_pseudo_perplexity_is_that_of_a_plain_loop(model: Path, data: Path, tmp_path: Path) -> None:
     short, long = measure(model, data, tmp_path / "out")
     # Document 1 has 14 tokens and no more; document 2 is too short for both lengths.
@@ -95,6 +96,7 @@ def test_pseudo_perplexity_is_that_of_a_plain_loop(model: Path, data: Path, tmp_
         assert row["model"] == "tiny-lm"
 
 
+@pytest.mark.slow
 def test_documents_are_the_first_that_are_long_enough(
     model: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -112,6 +114,7 @@ def test_the_mask_and_other_special_tokens_are_never_guessed(model: Path, tmp_pa
     assert row["positions"] == "5"
 
 
+@pytest.mark.slow
 def test_a_sample_of_positions_is_a_function_of_seed_and_document(
     model: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +143,7 @@ def test_samples_of_positions_are_right_on_average_and_err_as_they_say(
     assert float(drawn["stderr"]) == pytest.approx(error, rel=0.15)
 
 
+@pytest.mark.slow
 def test_what_is_scored_is_not_scored_again(model: Path, data: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     measure(model, data, output, lengths=(12,), documents=2)
@@ -152,6 +156,7 @@ def test_what_is_scored_is_not_scored_again(model: Path, data: Path, tmp_path: P
     assert float(short["loss"]) > (7.0 + lines[1]["loss"]) / 3
 
 
+@pytest.mark.slow
 def test_a_model_with_other_weights_is_scored_anew(model: Path, data: Path, tmp_path: Path) -> None:
     shutil.copytree(model, tmp_path / "tiny-lm")
     network = BertForMaskedLM.from_pretrained(tmp_path / "tiny-lm")
@@ -164,6 +169,7 @@ def test_a_model_with_other_weights_is_scored_anew(model: Path, data: Path, tmp_
     assert len(scored(tmp_path / "out")) == 12
 
 
+@pytest.mark.slow
 def test_several_models_are_rows_of_one_table_and_lines_of_one_plot(
     model: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ TEXTS = [[20, 21, 22, 23], [24, 25, 26], [27, 28, 29, 30, 31, 32, 33, 34]]
 BATCH = TokenBatch.from_lists(TEXTS, [2, 2, 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_a_released_layout_computes_what_its_description_says(version: str, tmp_path: Path) -> None:
     weights = write(tmp_path, version)
