@@ -1,4 +1,4 @@
-"""Which records each step reads, as a pure function of the step number."""
+"""Samples the records that each step reads, as a pure function of the step number."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,23 +17,24 @@ _BLOCK = 4096
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What the schedule knows of a source."""
+    """The size of a source, and how its rows are divided into batches."""
 
     name: str
     rows: int
     batch_size: int
-    cut: SourceBatches | None = None
-    """``None`` fills batches from a shuffle of all rows."""
+    contextual: SourceBatches | None = None
+    """Contextual batches; ``None`` fills batches from a shuffle of all rows."""
 
     @property
     def batches(self) -> int:
-        """How many make an epoch."""
-        return self.rows // self.batch_size if self.cut is None else len(self.cut)
+        """Number of batches in an epoch."""
+        return self.rows // self.batch_size if self.contextual is None else len(self.contextual)
 
     @property
     def smallest_batch(self) -> int:
-        """The rows of the last batch of a cut, which may be a short one."""
-        return self.batch_size if self.cut is None else len(self.cut[len(self.cut) - 1])
+        """Number of rows in the smallest batch; the last contextual batch may be a short one."""
+        table = self.contextual
+        return self.batch_size if table is None else len(table[len(table) - 1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,11 +56,11 @@ class BatchSampler:
     of a shorter one.
 
     Args:
-        sources: what there is to read.
-        weights: how often each comes up, before normalisation.
-        steps: how many steps there are.
+        sources: sources to read.
+        weights: relative frequency of each source.
+        steps: number of steps.
         batches_per_step: batch ``n`` belongs to step ``n // batches_per_step``.
-        seed: of the draw of sources and of every shuffle.
+        seed: random seed for drawing sources and for every shuffle.
 
     Raises:
         DataError: a source is smaller than its batch.
@@ -92,11 +93,11 @@ class BatchSampler:
         self._counts = _running_counts(self._draws, len(sources))
 
     def __len__(self) -> int:
-        """How many batches there are."""
+        """Return the number of batches."""
         return len(self._draws) * self._per_step
 
     def __getitem__(self, batch: int) -> BatchRows:
-        """The rows of a batch; raises ``IndexError`` outside the schedule."""
+        """Return the rows of a batch; raises ``IndexError`` outside the schedule."""
         if not 0 <= batch < len(self):
             raise IndexError(f"batch {batch} of a sampler of {len(self)}")
         step, micro = divmod(batch, self._per_step)
@@ -105,45 +106,47 @@ class BatchSampler:
         turn = self._turn(step, index) * self._per_step + micro
         epoch, place = divmod(turn, source.batches)
         order = rng.fold_in(self._seed, "rows", source.name, epoch)
-        if source.cut is not None:
-            return BatchRows(index, _from_cut(source.cut, source, place, order))
+        if source.contextual is not None:
+            return BatchRows(index, _contextual_rows(source.contextual, source, place, order))
         places = np.arange(place * source.batch_size, (place + 1) * source.batch_size)
         return BatchRows(index, rng.permuted(places, source.rows, order))
 
     def passes(self) -> list[float]:
-        """How often each source is read from beginning to end in the whole schedule."""
+        """Return how often each source is read from beginning to end in the whole schedule."""
         return [
             count * self._per_step / source.batches
             for count, source in zip(self.steps_of_sources(), self.sources, strict=True)
         ]
 
     def steps_of_sources(self) -> list[int]:
-        """How many of the steps read each source."""
+        """Return how many of the steps read each source."""
         return [int(n) for n in np.bincount(self._draws, minlength=len(self.sources))]
 
     def _turn(self, step: int, source: int) -> int:
-        """How many steps ``source`` had before ``step``."""
+        """Return how many steps ``source`` had before ``step``."""
         block = step // _BLOCK
         since = self._draws[block * _BLOCK : step] == source
         return int(self._counts[block, source]) + int(since.sum())
 
 
 def alpha_weights(sources: Sequence[Source], alpha: float) -> list[float]:
-    """Sampling weights ~ rows ** alpha (paper, appendix D.2)."""
+    """Return sampling weights proportional to rows ** alpha (paper, appendix D.2)."""
     return [float(source.rows) ** alpha for source in sources]
 
 
 def steps_in(epochs: float, sources: Sequence[Source], batches_per_step: int = 1) -> int:
-    """The steps in which the mixture as a whole is read ``epochs`` times."""
+    """Return the steps in which the mixture as a whole is read ``epochs`` times."""
     batches = sum(source.batches for source in sources)
     return max(1, round(epochs * batches / batches_per_step))
 
 
-def _from_cut(cut: SourceBatches, source: Source, place: int, order: int) -> NDArray[np.int64]:
-    """The rows of the batch that is number ``place`` in the epoch that ``order`` names."""
+def _contextual_rows(
+    table: SourceBatches, source: Source, place: int, order: int
+) -> NDArray[np.int64]:
+    """Return the rows of the batch that is number ``place`` in the epoch that ``order`` names."""
     batches = rng.fold_in(order, "batches")
-    number = int(rng.permuted(np.array([place]), len(cut), batches)[0])
-    rows, rest = cut[number], cut.left_out
+    number = int(rng.permuted(np.array([place]), len(table), batches)[0])
+    rows, rest = table[number], table.left_out
     if len(rest):
         # Rows by their places in the table, where those in no batch come last.
         kept = source.rows - len(rest)
@@ -157,7 +160,7 @@ def _from_cut(cut: SourceBatches, source: Source, place: int, order: int) -> NDA
 
 
 def _running_counts(draws: NDArray[Any], sources: int) -> NDArray[np.int64]:
-    """Draws of each source before every block, ``(blocks, sources)``."""
+    """Return how often each source was drawn before every block, ``(blocks, sources)``."""
     blocks = [
         np.bincount(draws[start : start + _BLOCK], minlength=sources)
         for start in range(0, max(1, len(draws)), _BLOCK)

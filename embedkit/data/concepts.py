@@ -1,4 +1,4 @@
-"""Which concepts are held out: a property of their id alone, the same in every manifest."""
+"""Decides which concepts are held out, by their id alone and so alike in every manifest."""
 
 import hashlib
 
@@ -11,5 +11,5 @@ def is_held_out(concept: str | None, share: float) -> bool:
 
 
 def unit_hash(text: str, key: bytes) -> float:
-    """A number in [0, 1) drawn by ``text``: as good as random, and the same everywhere."""
+    """Return a number in [0, 1) that looks random, and depends on ``text`` and ``key`` alone."""
     return int.from_bytes(hashlib.blake2b(text.encode(), key=key, digest_size=6).digest()) / 2**48

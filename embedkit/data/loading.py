@@ -1,4 +1,4 @@
-"""Batches ahead of time: worker processes that read while the model trains."""
+"""Reads batches ahead of time, in worker processes, while the model trains."""
 
 import os
 import signal
@@ -12,20 +12,17 @@ BatchT = TypeVar("BatchT")
 
 
 def stream(batches: Dataset[BatchT], numbers: range, workers: int) -> Iterator[BatchT]:
-    """The batches ``numbers``, in order, made ahead by ``workers`` processes."""
-    # Starting a DataLoader draws a number; taken from the global generator, it would shift
-    # dropout.
-    own_rng = torch.Generator().manual_seed(0)
-    loader = DataLoader(
+    """Yield the batches ``numbers``, in order, made ahead by ``workers`` processes."""
+    yield from DataLoader(
         batches,
         batch_size=None,
         sampler=numbers,
         num_workers=workers,
         worker_init_fn=_leave_signals_to_the_parent,
         prefetch_factor=4 if workers else None,
-        generator=own_rng,
+        # Starting a DataLoader draws a number, which from the global generator would shift dropout.
+        generator=torch.Generator().manual_seed(0),
     )
-    yield from loader
 
 
 def _leave_signals_to_the_parent(_worker: int) -> None:

@@ -85,7 +85,7 @@ def open_batches(mixture: Mixture, recipe: Recipe) -> Mixture:
     table.check(mixture.records, sizes)
     sources = mixture.sources
     if contextual:
-        sources = tuple(replace(source, cut=table[source.name]) for source in sources)
+        sources = tuple(replace(source, contextual=table[source.name]) for source in sources)
     return replace(mixture, sources=sources, table=table)
 
 

@@ -30,8 +30,8 @@ def read(plan: BatchSampler, steps: range) -> list[list[int]]:
 
 def test_an_epoch_is_every_batch_of_the_table_in_an_order_of_its_own(tmp_path: Path) -> None:
     source = cut_source(tmp_path, 20, 4)
-    assert source.cut is not None
-    whole = sorted(sorted(source.cut[batch].tolist()) for batch in range(5))
+    assert source.contextual is not None
+    whole = sorted(sorted(source.contextual[batch].tolist()) for batch in range(5))
     plan = sampler(source)
     epochs = [
         [sorted(rows) for rows in read(plan, range(start, start + 5))] for start in range(0, 60, 5)
@@ -59,8 +59,8 @@ def test_rows_in_no_batch_change_places_with_others_and_every_row_has_its_turn(
     tmp_path: Path,
 ) -> None:
     source = cut_source(tmp_path, 14, 4)
-    assert source.cut is not None
-    batches = [set(source.cut[batch].tolist()) for batch in range(3)]
+    assert source.contextual is not None
+    batches = [set(source.contextual[batch].tolist()) for batch in range(3)]
     plan = sampler(source, steps=3 * 700)
     missed = np.zeros(14)
     for start in range(0, len(plan), 3):

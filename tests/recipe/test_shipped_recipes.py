@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.manifests import shipped_manifests
 from support.small_runs import metrics_of
 
 from embedkit.api import cluster, finetune
 from embedkit.config import differences, shipped, validated
-from embedkit.data.manifests.manifest import Manifest, load_manifest, shipped_manifests
+from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.manifests.sources import FilesSource, HubSource
 from embedkit.recipe import Contrastive, Recipe, load_any_recipe, load_recipe
 from embedkit.tokens.prompts import as_prefix

@@ -10,7 +10,7 @@ from typing import Any
 from embedkit.errors import DataError
 
 _PATH = re.compile(r"[^.\[\]]+(?:\.[^.\[\]]+|\[-?\d+\]|\[\])*")
-_STEP = re.compile(r"([^.\[\]]+)|\[(-?\d+)\]|(\[\])")
+_STEP = re.compile(r"([^.\[\]]+)|\[(-?\d*)\]")
 _FILTER = re.compile(r"\s*(?P<path>.+?)\s*(?P<operator>==|!=|<=|>=|<|>)\s*(?P<literal>.+?)\s*")
 _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
@@ -34,7 +34,9 @@ class ColumnPath:
         if not _PATH.fullmatch(text):
             raise ValueError(f"{text!r} is no column path; write name, a.b, a[0] or a[].b")
         self.text = text
-        self._steps = [_step(match) for match in _STEP.finditer(text)]
+        self._steps = [
+            name or (int(index) if index else _EACH) for name, index in _STEP.findall(text)
+        ]
 
     @property
     def column(self) -> str:
@@ -84,20 +86,17 @@ class ColumnPath:
             return value
         step = self._steps[depth]
         if isinstance(step, str):
-            return self._follow(self._field(value, step), depth + 1)
+            if not isinstance(value, dict):
+                raise DataError(f"{self.text}: expected a table, found {_short(value)}")
+            if step not in value:
+                raise DataError(f"{self.text}: no field {step!r} (there are {_listed(value)})")
+            return self._follow(value[step], depth + 1)
         if not isinstance(value, list):
             raise DataError(f"{self.text}: expected a list, found {_short(value)}")
         if step is _EACH:
             return [self._follow(element, depth + 1) for element in value]
         inside = -len(value) <= step < len(value)
         return self._follow(value[step], depth + 1) if inside else None
-
-    def _field(self, value: Any, name: str) -> Any:
-        if not isinstance(value, dict):
-            raise DataError(f"{self.text}: expected a table, found {_short(value)}")
-        if name not in value:
-            raise DataError(f"{self.text}: no field {name!r} (there are {_listed(value)})")
-        return value[name]
 
 
 class RowFilter:
@@ -147,10 +146,3 @@ def _short(value: Any) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
-
-
-def _step(match: re.Match[str]) -> str | int | None:
-    name, index, _ = match.groups()
-    if name is not None:
-        return str(name)
-    return _EACH if index is None else int(index)

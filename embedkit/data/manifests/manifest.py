@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypedDict
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from embedkit.config import Section, find, read_toml, shipped, validated
+from embedkit.config import Section, find, names_in, read_toml, shipped, validated
 from embedkit.data.manifests.columns import ColumnPath, RowFilter
 from embedkit.data.manifests.roles import Columns, Names, TextColumns
 from embedkit.data.manifests.sources import Source
@@ -229,16 +229,6 @@ def is_text(tables: Mapping[str, Any]) -> bool:
     return isinstance(columns, Mapping) and "text" in columns
 
 
-def shipped_manifests() -> list[str]:
-    """Return the names of all manifests of pairs that come with embedkit."""
-    return [name for name, tables in shipped_tables() if not is_text(tables)]
-
-
-def shipped_text_manifests() -> list[str]:
-    """Return the names of all manifests of text that come with embedkit."""
-    return [name for name, tables in shipped_tables() if is_text(tables)]
-
-
 def shipped_names() -> list[str]:
     """Return the names of all manifests that come with embedkit."""
     return [name for name, _ in shipped_tables()]
@@ -247,8 +237,5 @@ def shipped_names() -> list[str]:
 def shipped_tables() -> list[tuple[str, dict[str, Any]]]:
     """Return name and tables of every manifest that comes with embedkit, by name."""
     folder = shipped(FOLDER)
-    found = {
-        str(path.relative_to(folder).with_suffix("")): read_toml(path)
-        for path in folder.rglob("*.toml")
-    }
-    return sorted((name, tables) for name, tables in found.items() if "source" in tables)
+    tables = {name: read_toml(folder / f"{name}.toml") for name in names_in(folder)}
+    return sorted((name, table) for name, table in tables.items() if "source" in table)

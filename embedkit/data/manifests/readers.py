@@ -1,4 +1,4 @@
-"""Formats that a manifest names: embedkit's own, and those that other distributions register."""
+"""The readers of formats that a manifest names: embedkit's, and those of other distributions."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 
 class Reader(Section):
-    """A format of files: the table ``reader`` of a source, and how rows are read by it."""
+    """A format of files: the table ``reader`` of a source, and the method that reads rows."""
 
     kind: str
 
@@ -32,8 +32,8 @@ class OboReader(Reader):
 
     kind: Literal["obo"]
     relation: Literal["definition", "synonym", "term"]
-    """label -> definition, or exact synonym -> label; or a row for each term that has either, with
-    the columns name, definition, synonyms and id."""
+    """Pairs of label and definition, or of exact synonym and label; or for ``term`` a row of each
+    term that has either, with the columns name, definition, synonyms and id."""
     siblings: NonNegativeInt = 8
     """The most terms under the same parents that a row gets as hard negatives."""
 
@@ -61,9 +61,9 @@ class DocstringReader(Reader):
     siblings: NonNegativeInt = 2
     """The most neighbours in the module that a row gets as hard negatives."""
     min_words: PositiveInt = 4
-    """Of the first paragraph; shorter ones say too little to find a function by."""
+    """Shortest first paragraph; shorter ones say too little to find a function by."""
     max_words: PositiveInt = 150
-    """Of the code; whole lines are kept up to there."""
+    """Words of code after which no further line is kept."""
 
     def read(self, path: Path) -> Iterator[Row]:
         """Yield the functions of one module."""

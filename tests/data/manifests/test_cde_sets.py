@@ -15,10 +15,11 @@ from support.cde_sets import (
     write_bucket,
     write_hub,
 )
+from support.manifests import shipped_manifests
 from support.tiny_bert import MINILM
 from typer.testing import CliRunner
 
-from embedkit.data.manifests.manifest import Manifest, load_manifest, shipped_manifests
+from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.pairs.records import Record, Records, open_manifest
 from embedkit.errors import DataError, UserError
 

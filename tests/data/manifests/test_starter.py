@@ -7,15 +7,11 @@ from pathlib import Path
 
 import pytest
 from embedkit_cli.data import app
+from support.manifests import shipped_manifests
 from typer.testing import CliRunner
 
 from embedkit.data.concepts import is_held_out
-from embedkit.data.manifests.manifest import (
-    Manifest,
-    load_manifest,
-    load_text_manifest,
-    shipped_manifests,
-)
+from embedkit.data.manifests.manifest import Manifest, load_manifest, load_text_manifest
 from embedkit.data.pairs.held_out import write_tasks
 from embedkit.data.pairs.records import open_manifest
 from embedkit.data.text.texts import Texts

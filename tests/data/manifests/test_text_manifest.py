@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from support.manifests import shipped_manifests, shipped_text_manifests
 
 from embedkit.data.manifests.manifest import (
     Manifest,
@@ -8,8 +9,6 @@ from embedkit.data.manifests.manifest import (
     load_any_manifest,
     load_manifest,
     load_text_manifest,
-    shipped_manifests,
-    shipped_text_manifests,
 )
 from embedkit.errors import UserError
 

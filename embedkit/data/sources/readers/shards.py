@@ -1,7 +1,7 @@
-"""Shards of gzipped JSON lines beside ``counts.json``: how Nomic lays out its pairs in a bucket.
+"""Reads shards of gzipped JSON lines beside ``counts.json``, as Nomic lays out its pairs.
 
-``offsets.json.gz`` is not read. It serves to enter a shard in its middle; rows here are read from
-the first to the last, and as published it counts characters where a file has bytes.
+``offsets.json.gz`` is not read, since rows are read from the first to the last; as published, it
+counts characters where a file has bytes.
 """
 
 import json
@@ -44,12 +44,13 @@ class Shards(Section):
     """A folder of shards."""
 
     folder: str
-    """A path, which may start with ``$EMBEDKIT_DATA``, or a place under ``$EMBEDKIT_HUB``."""
+    """A path, which may start with ``$EMBEDKIT_DATA``, or be that of a folder in
+    ``$EMBEDKIT_HUB``."""
     files: Annotated[str, AfterValidator(_pattern)]
     """Names of shards, as ``shard-{00000..00099}.jsonl.gz``. Those that ``counts.json`` does not
     list, or lists as empty, are left out."""
     rename: dict[str, str] = Field(default_factory=dict)
-    """Their columns to those that ``[columns]`` speaks of."""
+    """New names of the shards' columns, by which ``[columns]`` speaks of them."""
 
 
 class ShardsSource(Shards):
