@@ -16,6 +16,8 @@ from embedkit.data.vector_store import VectorStore
 
 _SAMPLED = 100_000
 """Number of pairs that the axes are fitted on."""
+_PAIRS = 2**16
+"""Number of pairs that are read at a time."""
 
 
 def principal_axes(store: VectorStore, dims: int, *, seed: int) -> Tensor:
@@ -36,11 +38,11 @@ def principal_axes(store: VectorStore, dims: int, *, seed: int) -> Tensor:
 
 def write_points(store: VectorStore, axes: Tensor, points: NDArray[np.float16]) -> None:
     """Fill ``points``, ``(n, dims)``, with unit vectors."""
-    start = 0
-    for queries, documents in store.blocks():
-        pairs = mean_directions(torch.from_numpy(queries), torch.from_numpy(documents))
-        points[start : start + len(pairs)] = F.normalize(pairs @ axes, dim=1).half().numpy()
-        start += len(pairs)
+    for start in range(0, len(store), _PAIRS):
+        rows = slice(start, start + _PAIRS)
+        sides = (side[rows].astype(np.float32) for side in (store.queries, store.documents))
+        pairs = mean_directions(*map(torch.from_numpy, sides))
+        points[rows] = F.normalize(pairs @ axes, dim=1).half().numpy()
 
 
 def mean_directions(queries: Tensor, documents: Tensor) -> Tensor:

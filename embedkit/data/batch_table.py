@@ -1,7 +1,7 @@
 """Contextual batches on disk, memory-mapped: which rows of which source make each batch.
 
-``table.json`` records what the batches were made of, and their hash; ``sources/<number>/`` holds
-the surrogate's vectors of a source, and ``rows.i64``, its batches one after the other.
+``table.json`` records what the batches were made of, and their hash. ``sources/<number>/`` holds
+the surrogate's vectors of a source, and in ``rows.i64`` its batches one after the other.
 """
 
 import json
@@ -45,11 +45,7 @@ class SourceBatches:
         return full + int(self._short_batch and rest > 0)
 
     def __getitem__(self, batch: int) -> NDArray[np.int64]:
-        """Return the rows of a batch.
-
-        Raises:
-            IndexError: there is no batch of this number.
-        """
+        """Return the rows of a batch, or raise ``IndexError``."""
         if not 0 <= batch < len(self):
             raise IndexError(f"batch {batch} of {self.facts.name}, which has {len(self)}")
         return np.array(self._order[batch * self.size : (batch + 1) * self.size])

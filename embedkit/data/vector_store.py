@@ -1,7 +1,7 @@
 """Vectors of the pairs of a source on disk: encoded on all ranks, resumable, memory-mapped."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -23,8 +23,6 @@ _FACTS = "facts.json"
 _DTYPE = np.dtype(np.float16)
 _BLOCK = 2048
 """Number of texts in a block, which is what an interruption loses at most on each rank."""
-_PAIRS = 2**16
-"""Number of pairs that are read at a time."""
 
 
 class VectorStore:
@@ -56,12 +54,6 @@ class VectorStore:
     @property
     def width(self) -> int:
         return int(self.queries.shape[1])
-
-    def blocks(self) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """Yield some queries and documents at a time, in fp32, in the order of the pairs."""
-        for start in range(0, len(self), _PAIRS):
-            rows = slice(start, start + _PAIRS)
-            yield self.queries[rows].astype(np.float32), self.documents[rows].astype(np.float32)
 
 
 def store_vectors(

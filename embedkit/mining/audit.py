@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from embedkit.data.pairs.leaks import fold
+from embedkit.mining.candidates import Selected
 from embedkit.mining.corpus import text_hash
 from embedkit.mining.search import Scores
-from embedkit.mining.selection import Selected
 
 _EDGES = np.linspace(-1, 1, 41)
 _BAR = 30

@@ -1,5 +1,6 @@
-"""The best documents of every query that may be its negatives, found block by block of queries."""
+"""Find the candidates of every query, and choose the negatives of every row among them."""
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from embedkit import rng
 from embedkit.distributed.progress import track_progress
 from embedkit.mining.corpus import Exclusions, Ids
-from embedkit.mining.search import Search
+from embedkit.mining.search import Scores, Search
+from embedkit.mining.settings import MiningSettings
 from embedkit.storage.blocks import BlockFile
 
 CANDIDATE = np.dtype([("document", "<i8"), ("score", "<f4")])
@@ -60,6 +63,63 @@ def recall(
         for exact_row, row in zip(best, candidates[numbers]["document"], strict=True)
     )
     return hits / max(int((best >= 0).sum()), 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selected:
+    """The negatives of some rows.
+
+    Shapes: R rows, N negatives asked for; ``documents`` and ``scores`` ``(R, N)``, best first, -1
+    and minus infinity where there are fewer; ``positive_scores`` ``(R,)``.
+    """
+
+    documents: Ids
+    scores: Scores
+    positive_scores: Scores
+    candidates: int
+    """Number of candidates in the window of ranks."""
+    above_margin: int
+    """Number of candidates that score too near to the positive, or above it."""
+    outranked: int
+    """Number of rows in which a candidate of any rank scores above the positive."""
+
+
+def select(
+    candidates: NDArray[Any], positive_scores: Scores, rows: Ids, settings: MiningSettings
+) -> Selected:
+    """Choose the negatives of ``rows``; a row's draw is a function of the seed and its number.
+
+    Shapes: candidates ``(R, depth)``, best first; positive_scores and rows ``(R,)``.
+    """
+    window = candidates[:, settings.skip : settings.depth]
+    present = window["document"] >= 0
+    admitted = present & (window["score"] <= limits(positive_scores, settings)[:, None])
+    order = np.argsort(~admitted, axis=1, kind="stable")
+    if settings.sampling == "random":
+        for row_order, row, count in zip(order, rows, admitted.sum(axis=1), strict=True):
+            if count > settings.negatives:
+                key = rng.fold_in(settings.seed, "mined", int(row))
+                drawn = rng.permuted(np.arange(settings.negatives), int(count), key)
+                row_order[: settings.negatives] = row_order[np.sort(drawn)]
+    order = order[:, : settings.negatives]
+    kept = np.take_along_axis(admitted, order, 1)
+    return Selected(
+        np.where(kept, np.take_along_axis(window["document"], order, 1), -1),
+        np.where(kept, np.take_along_axis(window["score"], order, 1), np.float32(-np.inf)),
+        positive_scores,
+        int(present.sum()),
+        int((present & ~admitted).sum()),
+        int((candidates["score"][:, 0] > positive_scores).sum()),
+    )
+
+
+def limits(positive_scores: Scores, settings: MiningSettings) -> Scores:
+    """Return the highest score that a negative of each positive may have."""
+    if settings.margin_kind == "none":
+        return np.full(positive_scores.shape, np.inf, dtype=np.float32)
+    # A share of the absolute score lies below the positive even if that is below zero.
+    scale = np.abs(positive_scores) if settings.margin_kind == "relative" else 1
+    return np.asarray(positive_scores - settings.margin * scale, dtype=np.float32)
 
 
 def _best(

@@ -19,8 +19,8 @@ from embedkit.config import differences
 from embedkit.data.pairs.records import Records
 from embedkit.errors import UserError
 from embedkit.mining.audit import Audit
+from embedkit.mining.candidates import select
 from embedkit.mining.corpus import Corpus
-from embedkit.mining.selection import select
 from embedkit.mining.settings import MiningSettings
 from embedkit.storage import cache
 from embedkit.storage.atomic import write_json

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,17 +37,6 @@ _GPU_COUNT = 2048
 """Largest number of documents that faiss finds for a query on a GPU."""
 
 
-class Search(Protocol):
-    """A search of documents, whose vectors it knows."""
-
-    def top(self, queries: Scores, count: int) -> tuple[Scores, Ids]:
-        """Return the best documents of each query, best first.
-
-        Shapes: queries ``(q, D)`` -> scores and numbers ``(q, count)``; where fewer were found,
-        the numbers end in -1.
-        """
-
-
 class ExactSearch:
     """Exact search that walks over the documents block by block and keeps the best so far.
 
@@ -58,6 +47,11 @@ class ExactSearch:
         self._vectors, self._device, self._best = vectors, device, best
 
     def top(self, queries: Scores, count: int) -> tuple[Scores, Ids]:
+        """Return the best documents of each query, best first.
+
+        Shapes: queries ``(q, D)`` -> scores and numbers ``(q, count)``; where fewer were found,
+        the numbers end in -1.
+        """
         wanted = torch.from_numpy(queries).to(self._device)
         scores = wanted.new_empty(len(queries), 0)
         numbers = torch.empty(len(queries), 0, dtype=torch.int64, device=self._device)
@@ -128,14 +122,14 @@ class IvfSearch:
         device: torch.device,
         console: Console,
     ) -> None:
-        self._faiss, self._vectors, self._folder = load_faiss(), vectors, folder
+        self._faiss, self._vectors = load_faiss(), vectors
         folder.mkdir(exist_ok=True)
         most = max(1, len(vectors) // _TRAINED_ON)
         self.lists = min(settings.lists or 4 * round(len(vectors) ** 0.5), most)
         self.probes = min(settings.probes or max(8, self.lists // 16), self.lists)
         whole = folder / "whole.index"
         if not whole.exists():
-            self._build(whole, settings.seed, console)
+            self._build(whole, folder, settings.seed, console)
         self._index = self._faiss.read_index(str(whole))
         self._index.nprobe = self.probes
         self._gpu = _on_gpu(self._faiss, device)
@@ -144,14 +138,15 @@ class IvfSearch:
             self._index = self._faiss.index_cpu_to_gpu(resources, 0, self._index)
 
     def top(self, queries: Scores, count: int) -> tuple[Scores, Ids]:
+        """Return documents of each query as ``ExactSearch.top`` does."""
         most = _GPU_COUNT if self._gpu else count
         scores, numbers = self._index.search(queries, min(count, most, len(self._vectors)))
         return _ordered(scores, numbers, count)
 
-    def _build(self, whole: Path, seed: int, console: Console) -> None:
+    def _build(self, whole: Path, folder: Path, seed: int, console: Console) -> None:
         from faiss.contrib.ondisk import merge_ondisk
 
-        faiss, folder, count = self._faiss, self._folder, len(self._vectors)
+        faiss, count = self._faiss, len(self._vectors)
         trained = folder / "trained.index"
         with track_progress(console, "filling lists with documents", count) as advance:
             if not trained.exists():
@@ -186,6 +181,9 @@ class IvfSearch:
     def _write(self, index: Any, path: Path) -> None:
         with written_aside(path) as aside:
             self._faiss.write_index(index, str(aside))
+
+
+Search = ExactSearch | IvfSearch
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def test_all_axes_keep_the_cosines(tmp_path: Path) -> None:
     store = write_store(tmp_path, rows=40, width=6)
     points = np.empty((40, 6), dtype=np.float16)
     write_points(store, principal_axes(store, 6, seed=0), points)
-    queries, documents = next(store.blocks())
+    queries, documents = (side.astype(np.float32) for side in (store.queries, store.documents))
     pairs = mean_directions(torch.from_numpy(queries), torch.from_numpy(documents)).numpy()
     found = points.astype(np.float32) @ points.astype(np.float32).T
     np.testing.assert_allclose(found, pairs @ pairs.T, atol=4e-3)

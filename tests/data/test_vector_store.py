@@ -53,11 +53,10 @@ def test_every_pair_is_embedded_without_its_prompt(
 ) -> None:
     store = embed(records, surrogate, tmp_path / "vectors")
     assert store.queries.dtype == np.float16
-    queries, documents = (np.concatenate(side) for side in zip(*store.blocks(), strict=True))
     expected = surrogate.encode([f"word {number}" for number in range(30)])
-    np.testing.assert_allclose(queries, expected, atol=1e-3)
+    np.testing.assert_allclose(store.queries, expected, atol=1e-3)
     expected = surrogate.encode([f"{number} birds" for number in range(30)])
-    np.testing.assert_allclose(documents, expected, atol=1e-3)
+    np.testing.assert_allclose(store.documents, expected, atol=1e-3)
 
 
 def test_lines_show_progress_where_there_is_no_terminal(

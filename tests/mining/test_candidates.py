@@ -6,8 +6,7 @@ from numpy.typing import NDArray
 
 from embedkit.config import validated
 from embedkit.errors import UserError
-from embedkit.mining.candidates import CANDIDATE
-from embedkit.mining.selection import limits, select
+from embedkit.mining.candidates import CANDIDATE, limits, select
 from embedkit.mining.settings import MiningSettings
 
 
