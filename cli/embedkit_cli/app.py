@@ -2,14 +2,15 @@
 
 import json
 import os
+import shlex
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,7 +23,7 @@ from embedkit_cli.compare import compare
 from embedkit_cli.evaluate import eval_mteb
 from embedkit_cli.export import export
 from embedkit_cli.mine import mine
-from embedkit_cli.options import Overrides, RecipeName
+from embedkit_cli.options import Overrides, RecipeName, is_main
 from embedkit_cli.perplexity import eval_perplexity
 
 _PACKAGES = ("embedkit-neobert", "torch", "transformers", "sentence-transformers", "mteb")
@@ -35,13 +36,11 @@ app = typer.Typer(
 app.add_typer(data.app, name="data")
 
 Output = Annotated[
-    Path | None,
-    typer.Option("--output", help="The folder of the run; runs/<recipe> if it is not given."),
+    Path | None, typer.Option(help="The folder of the run; runs/<recipe> if it is not given.")
 ]
 Backbone = Annotated[
     str | None,
     typer.Option(
-        "--backbone",
         metavar="MODEL",
         help="Train this encoder instead of the recipe's: a folder, a hub id, or starter.",
     ),
@@ -98,7 +97,7 @@ def pretrain(
 
     Under torchrun the command runs on every rank.
     """
-    with _told_when_interrupted():
+    with _print_how_to_resume():
         api.pretrain(
             api.load_pretrain_recipe(recipe, overrides),
             output or api.default_output(recipe),
@@ -124,7 +123,7 @@ def finetune(
     """
     # Quoted, since the value of an override is TOML.
     model = [f"model={json.dumps(backbone)}"] if backbone else []
-    with _told_when_interrupted():
+    with _print_how_to_resume():
         api.finetune(
             api.load_recipe(recipe, [*overrides, *model]),
             output or api.default_output(recipe),
@@ -134,16 +133,12 @@ def finetune(
         )
 
 
-app.command()(mine)
-app.command()(cluster)
-app.command()(eval_mteb)
-app.command()(eval_perplexity)
-app.command()(compare)
-app.command()(export)
-app.command()(recipes.show)
-app.command()(recipes.batch)
-app.command()(recipes.explain)
-app.command()(recipes.schema)
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    *(mine, cluster, eval_mteb, eval_perplexity, compare, export),
+    *(recipes.show, recipes.batch, recipes.explain, recipes.schema),
+)
+for command in _COMMANDS:
+    app.command()(command)
 
 
 def main() -> None:
@@ -152,7 +147,7 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        _tell(" ".join(str(error).split()))
+        _print_mistake(" ".join(str(error).split()))
         sys.exit(2)
     except Exception:
         if "RANK" in os.environ:
@@ -160,16 +155,15 @@ def main() -> None:
         raise
 
 
-def _tell(mistake: str) -> None:
-    """Print a mistake, with the rank where it is not rank 0; what many ranks find is told once."""
-    rank = os.environ.get("RANK")
-    if rank is not None:
+def _print_mistake(mistake: str) -> None:
+    """Print a mistake, with the rank if it is not rank 0; ranks with the same one print it once."""
+    if "RANK" in os.environ:
         from embedkit import distributed
 
         if not distributed.reports_first(mistake):
             return
-    found_by = "" if _is_main() else f"rank {rank}: "
-    sys.stderr.write(f"error: {found_by}{mistake}\n")
+    rank = "" if is_main() else f"rank {os.environ['RANK']}: "
+    sys.stderr.write(f"error: {rank}{mistake}\n")
 
 
 def _end_after_another_rank() -> None:
@@ -183,43 +177,28 @@ def _end_after_another_rank() -> None:
 
 
 @contextmanager
-def _told_when_interrupted() -> Iterator[None]:
-    """Print how to go on with a run that was asked to stop; it is a success."""
+def _print_how_to_resume() -> Iterator[None]:
+    """End with success when a run was asked to stop, and print the command that continues it."""
     try:
         yield
     except api.Interrupted as stopped:
-        if _is_main():
-            typer.echo(f"{stopped}; continue with: {_resume_command()}")
+        if is_main():
+            launcher = ["embedkit"]
+            if "TORCHELASTIC_RUN_ID" in os.environ:
+                ranks = os.environ["LOCAL_WORLD_SIZE"]
+                launcher = ["torchrun", "--nproc-per-node", ranks, "-m", "embedkit_cli"]
+            words = [word for word in sys.argv[1:] if word not in {"--resume", "--overwrite"}]
+            command = shlex.join([*launcher, *words, "--resume"])
+            typer.echo(f"{stopped}; continue with: {command}")
 
 
 def _shorten_warnings() -> None:
-    """What a user is warned of is one line too, without the code that warns."""
+    """Print a warning to the user in one line, without the code that warns."""
     whole = warnings.formatwarning
 
-    def formatted(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        line: str | None = None,
-    ) -> str:
+    def formatted(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:
         if category is not UserWarning:
-            return whole(message, category, filename, lineno, line)
+            return whole(message, category, *place, **more)
         return f"warning: {' '.join(str(message).split())}\n"
 
     warnings.formatwarning = formatted
-
-
-def _is_main() -> bool:
-    return os.environ.get("RANK", "0") == "0"
-
-
-def _resume_command() -> str:
-    import shlex
-
-    launcher = ["embedkit"]
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        ranks = os.environ["LOCAL_WORLD_SIZE"]
-        launcher = ["torchrun", "--nproc-per-node", ranks, "-m", "embedkit_cli"]
-    words = [word for word in sys.argv[1:] if word not in {"--resume", "--overwrite"}]
-    return shlex.join([*launcher, *words, "--resume"])

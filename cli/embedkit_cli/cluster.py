@@ -1,24 +1,19 @@
 """``embedkit cluster``: contextual batches for the sources of a recipe."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from embedkit import ClusteringSettings, api
-from embedkit_cli.options import Overrides, RecipeName, with_options
+from embedkit_cli.options import Overrides, RecipeName, is_main, with_options
 
 Output = Annotated[
-    Path,
-    typer.Option(
-        "--output", help="The folder for the batches, the surrogate's vectors and a report."
-    ),
+    Path, typer.Option(help="The folder for the batches, the surrogate's vectors and a report.")
 ]
 Surrogate = Annotated[
     str,
     typer.Option(
-        "--surrogate",
         metavar="MODEL",
         help="The model by whose vectors pairs are near each other: a folder, a hub id, "
         "package:<distribution>/<path>, or starter.",
@@ -39,5 +34,5 @@ def cluster(
     Under torchrun the command runs on every rank. After an interruption the same command continues.
     """
     api.cluster(api.load_recipe(recipe, overrides), output, surrogate=surrogate, **options)
-    if os.environ.get("RANK", "0") == "0":
+    if is_main():
         typer.echo((output / "report.md").read_text(encoding="utf-8"), nl=False)

@@ -14,94 +14,70 @@ from embedkit_cli.options import RECIPE_HELP, RecipeName, manifest_names, recipe
 
 app = typer.Typer(cls=Commands, help="Look at, verify and prepare the sources of training text.")
 
+_Manifests = partial(typer.Argument, autocompletion=manifest_names)
+_Recipe = partial(typer.Option, "--recipe", autocompletion=recipe_names)
+
 ManifestName = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        autocompletion=manifest_names,
-        help="A manifest: a name under data_manifests/, or a path.",
-    ),
+    str, _Manifests(metavar="NAME", help="A manifest: a name under data_manifests/, or a path.")
 ]
 ManifestNames = Annotated[
     list[str],
-    typer.Argument(
+    _Manifests(
         metavar="[NAME]...",
-        autocompletion=manifest_names,
         help="Manifests by name or path; without any, all that come with embedkit.",
     ),
 ]
-Model = Annotated[str, typer.Option("--model", help="The model whose tokenizer counts the tokens.")]
 TextNames = Annotated[
     list[str],
-    typer.Argument(
-        metavar="[NAME]...",
-        autocompletion=manifest_names,
-        help="Manifests of text: names under data_manifests/, or paths.",
+    _Manifests(
+        metavar="[NAME]...", help="Manifests of text: names under data_manifests/, or paths."
     ),
 ]
+Model = Annotated[str, typer.Option(help="The model whose tokenizer counts the tokens.")]
 Tokenizer = Annotated[
-    str | None,
-    typer.Option("--tokenizer", help="The model whose tokenizer is used, if not the recipe's."),
+    str | None, typer.Option(help="The model whose tokenizer is used, if not the recipe's.")
 ]
 VerifiedTokenizer = Annotated[
     str | None,
-    typer.Option(
-        "--tokenizer",
-        help="Verify the token ids of text too, as this model's tokenizer makes them.",
-    ),
+    typer.Option(help="Verify the token ids of text too, as this model's tokenizer makes them."),
 ]
 CheckedRecipe = Annotated[
-    str | None,
-    typer.Option(
-        "--recipe",
-        autocompletion=recipe_names,
-        help="Verify all sources of this recipe, in place of names.",
-    ),
+    str | None, _Recipe(help="Verify all sources of this recipe, in place of names.")
 ]
 PreparedRecipe = Annotated[
-    str | None,
-    typer.Option(
-        "--recipe",
-        autocompletion=recipe_names,
-        help="Prepare all sources of this recipe, in place of names.",
-    ),
+    str | None, _Recipe(help="Prepare all sources of this recipe, in place of names.")
 ]
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", autocompletion=recipe_names, help=RECIPE_HELP)
 ]
-Output = Annotated[Path, typer.Option("--output", help="The folder for the task folders.")]
+Output = Annotated[Path, typer.Option(help="The folder for the task folders.")]
 MaxDocuments = Annotated[
     int | None,
     typer.Option(
-        "--max-documents",
-        min=1,
-        help="Each corpus has at most this many documents; the recipe says it if it is not given.",
+        min=1, help="The largest number of documents of a corpus, if not what the recipe sets."
     ),
 ]
 Workers = Annotated[
-    int, typer.Option("--workers", min=1, help="This many sources of pairs are opened at a time.")
+    int, typer.Option(min=1, help="The number of sources of pairs that are opened at a time.")
 ]
 Sample = Annotated[
     int | None,
     typer.Option(
-        "--sample", min=1, help="Only this many rows of each source of pairs are tokenized."
+        min=1, help="The number of rows of each source of pairs to tokenize, if not all of them."
     ),
 ]
 Steps = Annotated[
-    int | None,
-    typer.Option("--steps", min=1, help="The length of the run, if not the recipe's."),
+    int | None, typer.Option(min=1, help="The length of the run, if not the recipe's.")
 ]
 Rows = Annotated[
     list[str],
     typer.Option(
-        "--rows",
         metavar="NAME=ROWS",
         help="The number of rows of a source whose manifest states none. May be repeated.",
     ),
 ]
 Upgrade = Annotated[
-    bool,
-    typer.Option("--upgrade", help="Ask for the newest commits of what is pinned already, too."),
+    bool, typer.Option("--upgrade", help="Ask for newer commits of data sets that are pinned, too.")
 ]
 
 

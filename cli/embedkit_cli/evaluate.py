@@ -9,27 +9,20 @@ import typer
 
 from embedkit import EvaluationSettings, api
 from embedkit.errors import UserError
-from embedkit_cli.options import Model, recipe_names, with_options
+from embedkit_cli.options import Model, is_main, recipe_names, with_options
 
-Output = Annotated[
-    Path | None, typer.Option("--output", help="The folder for results and summary.json.")
-]
+Output = Annotated[Path | None, typer.Option(help="The folder for results and summary.json.")]
 Benchmark = Annotated[
-    str | None, typer.Option("--benchmark", help='A benchmark of mteb, such as "MTEB(eng, v1)".')
+    str | None, typer.Option(help='A benchmark of mteb, such as "MTEB(eng, v1)".')
 ]
-Tasks = Annotated[
-    list[str], typer.Option("--tasks", metavar="NAME...", help="Names of tasks of mteb.")
-]
+Tasks = Annotated[list[str], typer.Option(metavar="NAME...", help="Names of tasks of mteb.")]
 TaskDirs = Annotated[
     list[Path],
-    typer.Option(
-        "--task-dir", metavar="DIR", help="A task folder, or a folder of them. May be repeated."
-    ),
+    typer.Option(metavar="DIR", help="A task folder, or a folder of them. May be repeated."),
 ]
 RecipeName = Annotated[
     str | None,
     typer.Option(
-        "--recipe",
         autocompletion=recipe_names,
         help="A recipe, whose evaluation says what the model is scored on.",
     ),
@@ -42,8 +35,7 @@ Estimate = Annotated[
     ),
 ]
 Devices = Annotated[
-    int | None,
-    typer.Option("--devices", min=1, help="Start torchrun with this many processes."),
+    int | None, typer.Option(min=1, help="Start torchrun with this many processes.")
 ]
 More = Annotated[list[str], typer.Argument(hidden=True)]
 
@@ -73,12 +65,11 @@ def eval_mteb(
     _check_choice(benchmark, tasks, task_dir, recipe)
     if output is None and not estimate:
         raise UserError("--output is missing: name the folder that the results go to")
-    # An estimate is of one device.
+    # An estimate is made for one device.
     if devices is not None and not estimate and "RANK" not in os.environ:
         _run_on_devices(devices)
         return
-    is_main = os.environ.get("RANK", "0") == "0"
-    if estimate and not is_main:
+    if estimate and not is_main():
         return
     chosen: list[str | Path] = [*tasks, *more, *task_dir]
     options |= {"benchmark": benchmark, "recipe": recipe}
@@ -86,7 +77,7 @@ def eval_mteb(
         typer.echo(api.estimate(model, chosen, **options).text(), nl=False)
         return
     summary = api.evaluate(model, chosen, output, **options)
-    if is_main:
+    if is_main():
         typer.echo(summary.text(), nl=False)
         if summary.failed:
             raise typer.Exit(1)
@@ -95,12 +86,8 @@ def eval_mteb(
 def _check_choice(
     benchmark: str | None, tasks: list[str], task_dir: list[Path], recipe: str | None
 ) -> None:
-    selectors = {
-        "--benchmark": benchmark,
-        "--tasks": tasks,
-        "--task-dir": task_dir,
-        "--recipe": recipe,
-    }
+    options = ("--benchmark", "--tasks", "--task-dir", "--recipe")
+    selectors = dict(zip(options, (benchmark, tasks, task_dir, recipe), strict=True))
     given = [name for name, value in selectors.items() if value]
     if len(given) != 1:
         raise UserError(f"give exactly one of {', '.join(selectors)} (got {len(given)})")

@@ -11,13 +11,12 @@ from embedkit_cli.options import Model
 To = Annotated[
     api.ExportTarget,
     typer.Option(
-        "--to",
         help="eurobert writes a NeoBERT as a stock sentence-transformers folder, neobert writes it "
         "in its authors' layout, onnx writes any encoder as a graph (extra onnx), and "
         "sentence-transformers writes any model, also of two stages, as a folder of that library.",
     ),
 ]
-Output = Annotated[Path, typer.Option("--output", help="The folder to write.")]
+Output = Annotated[Path, typer.Option(help="The folder to write.")]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace an earlier export in the output.")
 ]

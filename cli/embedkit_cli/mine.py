@@ -13,14 +13,12 @@ from embedkit_cli.options import Model, manifest_names, with_options
 Source = Annotated[
     str,
     typer.Option(
-        "--source",
         autocompletion=manifest_names,
         help="The source of pairs: a manifest's name under data_manifests/, or its path.",
     ),
 ]
 Output = Annotated[
-    Path,
-    typer.Option("--output", help="The folder to write; the new manifest in it has its name."),
+    Path, typer.Option(help="The folder to write; the new manifest in it has its name.")
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Start anew, and replace what was mined before.")

@@ -1,6 +1,7 @@
-"""Options: those that several commands have, and those that settings declare."""
+"""Declares options: those of several commands, and one for each field of a settings class."""
 
 import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType, UnionType
@@ -12,6 +13,11 @@ from pydantic.fields import FieldInfo
 from embedkit.config import Section, names_in, shipped
 
 CommandT = TypeVar("CommandT", bound=Callable[..., None])
+
+
+def is_main() -> bool:
+    """Return whether this process prints results: rank 0 of torchrun, or a process without it."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def recipe_names() -> list[str]:
@@ -29,7 +35,7 @@ def manifest_names() -> list[str]:
 RECIPE_HELP = "A recipe: a name under recipes/ without .toml, or the path of a TOML file."
 MODEL_HELP = "A model: a folder, a hub id, package:<distribution>/<path>, or starter."
 
-RecipeName = Annotated[str, typer.Option("--recipe", autocompletion=recipe_names, help=RECIPE_HELP)]
+RecipeName = Annotated[str, typer.Option(autocompletion=recipe_names, help=RECIPE_HELP)]
 Overrides = Annotated[
     list[str],
     typer.Option(
@@ -38,7 +44,7 @@ Overrides = Annotated[
         help="Set one key of the recipe, e.g. optim.lr=3e-5; KEY= unsets it. May be repeated.",
     ),
 ]
-Model = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
+Model = Annotated[str, typer.Option(help=MODEL_HELP)]
 
 
 def flag(name: str) -> str:

@@ -10,17 +10,16 @@ from embedkit_cli.options import with_options
 
 Models = Annotated[
     list[str],
-    typer.Option("--model", help="A masked language model: a folder or a hub id. May be repeated."),
+    typer.Option(help="A masked language model: a folder or a hub id. May be repeated."),
 ]
 Data = Annotated[
     str,
     typer.Option(
-        "--data",
         help="The documents: a file (jsonl, parquet, csv, tsv or txt) with a column text, or the "
         "name of a manifest of text.",
     ),
 ]
-Output = Annotated[Path, typer.Option("--output", help="The folder for results, CSV and plot.")]
+Output = Annotated[Path, typer.Option(help="The folder for results, CSV and plot.")]
 
 
 @with_options(PerplexitySettings)

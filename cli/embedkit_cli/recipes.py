@@ -16,10 +16,8 @@ Recipes = Annotated[
         help="One or two names under recipes/, or paths; two are compared.",
     ),
 ]
-Step = Annotated[
-    int, typer.Option("--step", min=0, help="The step to look at; the first one is 0.")
-]
-Ranks = Annotated[int, typer.Option("--ranks", min=1, help="The number of ranks that the run has.")]
+Step = Annotated[int, typer.Option(min=0, help="The step to look at; the first one is 0.")]
+Ranks = Annotated[int, typer.Option(min=1, help="The number of ranks that the run has.")]
 Key = Annotated[
     str, typer.Argument(metavar="KEY", help="A dotted key of recipes, such as optim.lr.")
 ]
