@@ -140,8 +140,7 @@ def _flash2(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
 
     bounds = (layout.ends, layout.ends, layout.longest, layout.longest)
     deterministic = torch.are_deterministic_algorithms_enabled()
-    attended: Tensor = flash_attn_varlen_func(q, k, v, *bounds, deterministic=deterministic)
-    return attended
+    return flash_attn_varlen_func(q, k, v, *bounds, deterministic=deterministic)
 
 
 _KERNELS: dict[Kernel, Callable[[Tensor, Tensor, Tensor, Layout], Tensor]] = {

@@ -28,16 +28,10 @@ def embed_texts(
     overhead: int = 0,
     show_progress: bool,
 ) -> NDArray[np.float32]:
-    """Return the vectors of texts, computed by ``embed`` in the evaluation mode of ``model``.
+    """Return the vectors that ``embed`` makes of the tokens of texts, with ``model`` in eval mode.
 
-    Args:
-        model: module with the tokenizer, the width of vectors and the device.
-        texts: one text, or a list of any number of texts.
-        prompt: literal prefix of each text.
-        embed: function that maps tokens on the device to vectors.
-        max_tokens: length to which texts are truncated, at most that of the model.
-        overhead: number of positions in front of every text.
-        show_progress: whether to show a progress bar.
+    ``overhead`` is the number of positions in front of every text; the other arguments are those of
+    ``EmbeddingModel.encode``.
 
     Raises:
         UserError: ``texts`` holds something other than texts.

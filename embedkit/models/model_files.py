@@ -34,7 +34,7 @@ _ZERO_SCRIPT = "zero_to_fp32.py"
 """Script that DeepSpeed puts beside the shards of a checkpoint, to convert them to weights."""
 
 
-def fetched(model: str, revision: str | None = None) -> Path:
+def fetched(model: str) -> Path:
     """Return a model's folder: ``model`` itself, or the hub's cache once its files are in it.
 
     Raises:
@@ -43,7 +43,7 @@ def fetched(model: str, revision: str | None = None) -> Path:
     if Path(model).is_dir():
         return Path(model)
     try:
-        revision = revision or PINNED.get(model)
+        revision = PINNED.get(model)
         return Path(snapshot_download(model, revision=revision, allow_patterns=_FETCHED))
     except _HUB_ERRORS as error:
         reason = str(error).strip().splitlines()[0]

@@ -73,8 +73,7 @@ def pooling_named(name: str) -> Pooling:
     if name in _BUILT_IN:
         return _BUILT_IN[name]
     if point := extensions.find(POOLINGS, name):
-        pooling: Pooling = extensions.load(point)
-        return pooling
+        return extensions.load(point)
     known = ", ".join([*_BUILT_IN, *extensions.names(POOLINGS)])
     raise UserError(f"pooling {name!r}: the poolings known are {known}")
 

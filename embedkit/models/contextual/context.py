@@ -113,5 +113,4 @@ def similarity(queries: Embeddings, documents: Embeddings) -> NDArray[np.float32
     Raises:
         UserError: the two were embedded in different contexts, or by different models.
     """
-    cosines: NDArray[np.float32] = np.atleast_2d(queries) @ np.atleast_2d(documents).T
-    return cosines
+    return np.atleast_2d(queries) @ np.atleast_2d(documents).T

@@ -41,7 +41,7 @@ def write_contextual(
         encoders["first"] = _stock(model.first, model.name)
     weights = model.head_weights()
     for stage, network in encoders.items():
-        weights |= {f"{stage}.{name}": each for name, each in network.state_dict().items()}
+        weights |= {f"{stage}.{name}": part for name, part in network.state_dict().items()}
     if context is not None:
         weights = {k: v for k, v in weights.items() if not k.startswith("context_projection.")}
         weights["frozen"] = context.vectors

@@ -73,7 +73,7 @@ def load_contextual(
         frozen=frozen,
     )
     of_encoders = tuple(f"{stage}." for stage in encoders)
-    heads = {name: each for name, each in weights.items() if not name.startswith(of_encoders)}
+    heads = {name: head for name, head in weights.items() if not name.startswith(of_encoders)}
     if different := sorted(loaded.head_weights().keys() ^ heads.keys()):
         raise UserError(
             f"{folder}: its weights do not fit its config.json ({', '.join(different[:3])} ...); "

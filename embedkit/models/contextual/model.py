@@ -126,9 +126,7 @@ class Contextual(nn.Module, EmbeddingModel):
         return vectors if self.context_projection is None else self.context_projection(vectors)
 
     def forward(self, tokens: TokenBatch, context: Tensor) -> Tensor:
-        """Embed texts in a context.
-
-        In training every text drops each slot of its context with ``config.context_dropout``.
+        """Embed texts in a context, of which texts drop slots at random in training.
 
         Shapes: B texts and ``(n, D)`` of n <= J -> ``(B, D)``, unit-norm, fp32 or wider.
 
@@ -267,7 +265,7 @@ class Contextual(nn.Module, EmbeddingModel):
         """Return the weights that are not part of the encoders, by name."""
         weights: dict[str, Tensor] = self.state_dict()
         encoders = ("second.", "_own_first.")
-        return {name: each for name, each in weights.items() if not name.startswith(encoders)}
+        return {name: head for name, head in weights.items() if not name.startswith(encoders)}
 
 
 def without_pooler(network: Any) -> Any:

@@ -69,11 +69,7 @@ class Slots(nn.Module):
             self.soft_prompts = nn.Parameter(0.01 * torch.randn(config.soft_prompts, width))
 
     def check(self, documents: int) -> None:
-        """Verify that a context of so many documents fits the slots.
-
-        Raises:
-            UserError: there are more documents than slots, or fewer and no null vector.
-        """
+        """Raise UserError for more documents than slots, or fewer without a null vector."""
         slots = self._config.num_context
         if documents > slots:
             raise UserError(f"a context of {documents} documents: the model has {slots} slots")
@@ -102,13 +98,10 @@ class Slots(nn.Module):
         if self.soft_prompts is not None:
             prompts = self.soft_prompts.to(vectors.dtype)
             vectors = torch.cat([vectors, prompts.expand(texts, -1, -1)], dim=1)
-        return Prefix(vectors, self._positions(), config.text_start, config.entry)
-
-    def _positions(self) -> Tensor:
-        config = self._config
-        slots = torch.arange(config.num_context) * (not config.position_free)
-        prompts = torch.arange(config.soft_prompts) + config.text_start - config.soft_prompts
-        return torch.cat([slots, prompts])
+        of_slots = torch.arange(config.num_context) * (not config.position_free)
+        of_prompts = torch.arange(config.soft_prompts) + config.text_start - config.soft_prompts
+        positions = torch.cat([of_slots, of_prompts])
+        return Prefix(vectors, positions, config.text_start, config.entry)
 
 
 def prepare_to_read(model: PreTrainedModel, name: str) -> None:

@@ -29,8 +29,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.w12(x).chunk(2, dim=-1)
-        passed: Tensor = self.w3(F.silu(gate) * up)
-        return passed
+        return self.w3(F.silu(gate) * up)
 
 
 class GELU(nn.Module):
@@ -42,8 +41,7 @@ class GELU(nn.Module):
         self.down = nn.Linear(config.ffn_width, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        passed: Tensor = self.down(F.gelu(self.up(x)))
-        return passed
+        return self.down(F.gelu(self.up(x)))
 
 
 class EncoderBlock(GradientCheckpointingLayer):
@@ -61,16 +59,14 @@ class EncoderBlock(GradientCheckpointingLayer):
 
     def forward(self, x: Tensor, rotations: Tensor | None, layout: Layout) -> Tensor:
         x = x + self._attention(self.attention_norm(x), rotations, layout)
-        after: Tensor = x + self.ffn(self.ffn_norm(x))
-        return after
+        return x + self.ffn(self.ffn_norm(x))
 
     def _attention(self, x: Tensor, rotations: Tensor | None, layout: Layout) -> Tensor:
         # The rows of qkv are grouped by head: q, k and v of the first head, then of the second.
         q, k, v = self.qkv(x).unflatten(-1, (-1, 3 * self._head_dim)).chunk(3, dim=-1)
         if rotations is not None:
             q, k = rope.rotate(q, rotations), rope.rotate(k, rotations)
-        attended: Tensor = self.wo(attend(q, k, v, layout).flatten(1))
-        return attended
+        return self.wo(attend(q, k, v, layout).flatten(1))
 
 
 class NeoBERTPreTrainedModel(PreTrainedModel):
@@ -121,8 +117,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
 
         Shapes: T tokens -> ``(T, D)``, in the order of their ids.
         """
-        states: Tensor = self(tokens=tokens).last_hidden_state
-        return states
+        return self(tokens=tokens).last_hidden_state
 
     def encode_embeddings(self, embeddings: Tensor, lengths: Tensor, positions: Tensor) -> Tensor:
         """Return the hidden states of sequences of vectors, which need not be embedded tokens.

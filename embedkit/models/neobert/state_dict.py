@@ -29,9 +29,7 @@ _SHOWN = 8
 ModelT = TypeVar("ModelT", bound=NeoBERTPreTrainedModel)
 
 
-def load_pretrained(
-    kind: type[ModelT], model: str | Path, *, revision: str | None = None
-) -> ModelT:
+def load_pretrained(kind: type[ModelT], model: str | Path) -> ModelT:
     """Load a model of class ``kind`` from a folder or hub id, in evaluation mode.
 
     Weights of a head that ``kind`` does not have are ignored. Weights keep the dtype of the file.
@@ -39,22 +37,22 @@ def load_pretrained(
     Raises:
         UserError: there is no such model, or its weights are not exactly those of ``kind``.
     """
-    folder = fetched(str(model), revision)
+    folder = fetched(str(model))
     config = _config(folder)
     weights = normalised(read_weights(folder))
     _settle_ffn_width(config, weights)
     with torch.device("meta"):
         empty = kind(config)
-    own = empty.state_dict()
-    wanted = {_full_name(name): name for name in own}
+    initial = empty.state_dict()
+    wanted = {_full_name(name): name for name in initial}
     kept = {name for name in weights if name in wanted or name.split(".")[0] not in _HEADS}
     problems = {
         "missing": wanted.keys() - kept,
         "unexpected": kept - wanted.keys(),
         "misshapen": [
-            f"{name} is {tuple(weights[name].shape)}, expected {tuple(own[wanted[name]].shape)}"
+            f"{name} is {tuple(weights[name].shape)}, expected {tuple(initial[wanted[name]].shape)}"
             for name in kept & wanted.keys()
-            if weights[name].shape != own[wanted[name]].shape
+            if weights[name].shape != initial[wanted[name]].shape
         ],
     }
     if any(problems.values()):
@@ -115,18 +113,16 @@ def _full_name(name: str) -> str:
 def _settle_ffn_width(config: NeoBERTConfig, weights: Mapping[str, Tensor]) -> None:
     """Correct ``intermediate_size`` if the weights show that config.json gives the SwiGLU width."""
     packed = weights.get("model.transformer_encoder.0.ffn.w12.weight")
-    if config.hidden_act != "swiglu" or packed is None:
-        return
-    width = packed.shape[0] // 2
-    if width == config.intermediate_size != config.ffn_width:
-        config.intermediate_size = width * 3 // 2
+    if config.hidden_act == "swiglu" and packed is not None:
+        width = packed.shape[0] // 2
+        if width == config.intermediate_size != config.ffn_width:
+            config.intermediate_size = width * 3 // 2
 
 
 def _listed(problems: Mapping[str, Iterable[str]]) -> str:
     parts = []
     for kind, unsorted in problems.items():
-        names = sorted(unsorted)
-        if names:
+        if names := sorted(unsorted):
             more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             parts.append(f"{len(names)} {kind}: {', '.join(names[:_SHOWN])}{more}")
     return "; ".join(parts)

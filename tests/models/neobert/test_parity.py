@@ -37,7 +37,8 @@ LOAD_THE_RELEASE = """
 import json, torch
 from transformers import AutoTokenizer
 from embedkit.models.neobert import NeoBERTModel
-from embedkit.models.neobert.keys import PINNED, load_pretrained
+from embedkit.models.model_files import PINNED
+from embedkit.models.neobert.state_dict import load_pretrained
 name = "chandar-lab/NeoBERT"
 tokenizer = AutoTokenizer.from_pretrained(name, revision=PINNED[name])
 tokens = tokenizer("NeoBERT is the most efficient model of its kind!", return_tensors="pt")
