@@ -1,1 +1,1 @@
-"""What a manifest may say of a source: where it lies, its revision, its columns."""
+"""Manifests: sections that say where a source lies, at which revision, and its columns."""

@@ -1,4 +1,4 @@
-"""The two small languages of a manifest: column paths and row filters."""
+"""Parses the two small languages of a manifest: column paths and row filters."""
 
 import operator
 import re

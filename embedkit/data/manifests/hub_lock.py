@@ -29,10 +29,9 @@ def locked(id_: str) -> str | None:
 
 
 def update(path: Path, ids: Iterable[str], *, upgrade: bool = False) -> dict[str, str]:
-    """Add the newest commits of data sets to the lock at ``path``, and return all that it holds.
+    """Add the newest commits of data sets to the lock at ``path``; return all commits in it.
 
-    What is locked already stays, unless ``upgrade`` asks for the newest of it too. The file is only
-    written when all is known.
+    A locked commit stays, unless ``upgrade`` asks for the newest. The file is written at the end.
 
     Raises:
         DataError: the hub cannot be reached.

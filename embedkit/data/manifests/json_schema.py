@@ -1,4 +1,4 @@
-"""JSON schemas of recipes and manifests, by which editors complete and check the TOML files."""
+"""Writes JSON schemas of recipes and manifests, by which editors complete and check them."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""Manifests of pairs and of text: where rows lie, what their columns are, how training uses them.
+"""Reads manifests: where rows lie, what their columns are, and how training uses them.
 
 A manifest describes text if it has the key ``columns.text``, and pairs otherwise.
 """
@@ -31,7 +31,7 @@ Task = Literal[
 
 
 class Prompts(Section):
-    """What is put in front of a text before tokenization, literally."""
+    """Texts that are put in front of other texts before tokenization, literally."""
 
     query: str = ""
     """This text stands before every query."""
@@ -156,7 +156,7 @@ class Options(TypedDict, total=False):
 
 
 class Located(Section):
-    """What a manifest says of its source, besides how rows become examples."""
+    """The name and the source of a manifest."""
 
     name: SkipJsonSchema[str]
     """Name of the manifest's file, which is not written in it."""

@@ -1,4 +1,4 @@
-"""The parts that columns of a row can play in a pair or a document, by path and by name."""
+"""Describes which parts columns of a row play in a pair or a document, by path and by name."""
 
 import re
 from collections.abc import Iterable

@@ -83,7 +83,8 @@ class PackageSource(Section):
     path: str
     """A file of the distribution; for docstrings the folder of its modules."""
     sha256: Sha256
-    """SHA-256 of the file; for docstrings see ``sources.digest``."""
+    """SHA-256 of the file; for docstrings the hash of
+    the hashes of all modules."""
     reader: AnyReader
     """How rows are made from the file."""
 

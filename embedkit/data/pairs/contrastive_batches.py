@@ -1,4 +1,4 @@
-"""This rank's slice of a batch, tokenized: what the contrastive objective reads."""
+"""Builds this rank's slice of a batch, tokenized, which the contrastive objective reads."""
 
 import hashlib
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class ContrastiveBatch:
 
     source: str
     size: int
-    """Queries over all ranks."""
+    """Number of queries over all ranks."""
     in_batch_negatives: bool
     queries: TokenBatch
     documents: TokenBatch

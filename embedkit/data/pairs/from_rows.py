@@ -45,15 +45,15 @@ def pairs(
         layout.rows_read += 1
         return maker(tuple(row))(row) if keep is None or keep(row) else []
 
-    made = convert(streams, make)
+    read = convert(streams, make)
     if description.same_label:
-        labelled = ((pair.query, pair.label) for pair in made if pair.label is not None)
+        labelled = ((pair.query, pair.label) for pair in read if pair.label is not None)
         related = same_label.pairs(labelled, description.same_label.seed)
-        made = (Pair(text, positive, [], label) for text, positive, label in related)
+        read = (Pair(text, positive, [], label) for text, positive, label in related)
     if description.deduplicate:
         # The length keeps ("a b", "c") and ("a", "b c") apart.
-        made = distinct(made, lambda pair: f"{len(pair.query)} {pair.query}{pair.positive}")
-    return made
+        read = distinct(read, lambda pair: f"{len(pair.query)} {pair.query}{pair.positive}")
+    return read
 
 
 class _PairMaker:

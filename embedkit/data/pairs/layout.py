@@ -20,7 +20,7 @@ _TELLING = ("neg", "score", "label")
 
 @dataclass
 class ColumnLayout:
-    """What columns of a source turn out to be while it is read; it is kept beside the rows."""
+    """The parts that columns of a source turn out to play; it is kept beside the rows."""
 
     rows_read: int = 0
     """Rows of the source itself, including those that the filter leaves out."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 _MIN_WORDS = 4
-"""Shorter texts are phrases of the language, which training may well contain."""
+"""Texts with fewer words are phrases of the language, which training may well contain."""
 
 
 def fold(text: str) -> str:

@@ -22,7 +22,7 @@ from embedkit.tokens.tokenizer import Tokenize, identity_of
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 _CHARACTERS = 2**20
-"""Tokenized at a time."""
+"""Characters that are tokenized at a time."""
 FORMAT = 1
 """Part of every key: raise it when other tokens are counted, or counts are written otherwise."""
 
@@ -35,7 +35,7 @@ class Lengths:
     """Token counts, prompts and special tokens included."""
 
     rows: int = 0
-    """The rows that were read."""
+    """Number of rows that were read."""
     counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     """How many texts have 0, 1, 2, ... tokens, by role: query, positive and negatives. A role
     without texts is missing."""

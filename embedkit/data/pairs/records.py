@@ -1,4 +1,4 @@
-"""Training pairs by row: memory-mapped, and cached by what they were made from."""
+"""Opens training pairs, which are memory-mapped, and cached by what they were made from."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Records(RowSource):
         self.table = table
         self.description = description
         self.layout = layout
-        """What each column of the source became."""
+        """The part that each column of the source plays."""
 
     @classmethod
     def _from_stream(cls, name: str, stream: RowStream, options: Options) -> Self:
@@ -90,7 +90,7 @@ class Records(RowSource):
         ]
 
     def texts(self) -> Iterator[str]:
-        """Every query, positive and negative, read once from the first row to the last."""
+        """Yield every query, positive and negative, from the first row to the last."""
         for query, positive, negatives in self.table.scan(("query", "positive", "negatives")):
             yield query
             yield positive

@@ -1,4 +1,4 @@
-"""Pairs on disk: an Arrow file of equal batches, memory-mapped and read by row."""
+"""Stores pairs on disk: an Arrow file of equal batches, memory-mapped and read by row."""
 
 import hashlib
 import json

@@ -1,1 +1,1 @@
-"""Rows as they come: files, the hub, packages, shards, joins of tables."""
+"""Sources of rows: files, the hub, packages, shards, joins of tables."""

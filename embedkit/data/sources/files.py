@@ -1,4 +1,4 @@
-"""Rows of jsonl, csv, tsv, txt and parquet files, plain or compressed, one at a time."""
+"""Reads rows of jsonl, csv, tsv, txt and parquet files, plain or compressed, one at a time."""
 
 import csv
 import gzip
@@ -114,7 +114,7 @@ def _csv(lines: Iterator[tuple[int, str]]) -> Rows:
 
 
 def _tsv(lines: Iterator[tuple[int, str]]) -> Rows:
-    """Tab-separated values, in which a quote is a character like any other."""
+    """Read tab-separated values, in which a quote is a character like any other."""
     split = ((number, line.rstrip("\r\n").split("\t")) for number, line in lines)
     _, header = next(split, (1, None))
     for number, values in split:
@@ -123,7 +123,7 @@ def _tsv(lines: Iterator[tuple[int, str]]) -> Rows:
 
 
 def _txt(lines: Iterator[tuple[int, str]]) -> Rows:
-    """Every line that is not blank, as the column ``text``."""
+    """Read every line that is not blank as the column ``text``."""
     for number, line in lines:
         if text := line.strip():
             yield number, {"text": text}

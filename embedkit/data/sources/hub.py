@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub: where each one lies, at which commit, and its rows."""
+"""Finds data sets of the Hugging Face Hub at their commits, and reads their rows."""
 
 import os
 import warnings
@@ -20,14 +20,14 @@ from embedkit.storage.offline import settle_network
 
 @dataclass(frozen=True)
 class DatasetLocation:
-    """What ``datasets`` is asked for."""
+    """A data set as ``datasets`` is asked for it."""
 
     path: str
-    """An id, or a folder."""
+    """The data set's id, or a folder."""
     revision: str | None
-    """``None`` for a folder."""
+    """The commit; ``None`` for a folder."""
     state: str
-    """Changes whenever the rows may have changed."""
+    """A string that changes whenever the rows may have changed."""
     pinned: bool
     """Whether the manifest names just these rows."""
 

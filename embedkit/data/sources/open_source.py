@@ -21,25 +21,21 @@ from embedkit.storage.hashing import sha256_of_file, sha256_of_json, sha256_of_t
 _DISTRIBUTION = "embedkit-neobert"
 
 FORMAT = 1
-"""Part of the key of all that is made of rows: raise it when files become other rows."""
+"""Part of every key of data made from rows: raise it when files become other rows."""
 
 
 @dataclass(frozen=True)
 class OpenedSource:
     identity: tuple[str, ...]
-    """Changes whenever the rows may have changed."""
+    """Strings that change whenever the rows may have changed."""
     pinned: bool
     """Whether the rows are those that the manifest was written for."""
     streams: tuple[RowStream, ...]
 
-    def key(self, source: Source, format_: int, **made: Any) -> str:
-        """Return the name of a cache folder for what is ``made`` of the rows in a format."""
-        facts = {
-            **made,
-            "reader": source.model_dump(mode="json").get("reader"),
-            "source": self.identity,
-            "formats": [format_, FORMAT],
-        }
+    def key(self, source: Source, format_: int, **facts: Any) -> str:
+        """Return the name of a cache folder for data made from the rows; ``facts`` say how."""
+        facts["reader"] = source.model_dump(mode="json").get("reader")
+        facts |= {"source": self.identity, "formats": [format_, FORMAT]}
         return sha256_of_json(facts)[:32]
 
     def expect(

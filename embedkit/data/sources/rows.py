@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RowStream:
-    """Rows with their numbers, each read once."""
+    """Rows with their numbers; they can be read once."""
 
     name: str
     unit: str

@@ -1,4 +1,4 @@
-"""Streams of items: gathered in blocks, and without those that were there before."""
+"""Gathers streams of items in blocks, and drops items that came before."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""This rank's part of a step of masked text: what the masked LM objective reads."""
+"""Builds this rank's part of a step of masked text, which the masked LM objective reads."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -169,11 +169,11 @@ class ConcatRows:
 def _at_least(store: TokenStore, length: int) -> NDArray[Any]:
     """Return the numbers of the documents of ``length`` tokens or more."""
     kind = np.uint32 if len(store) < 2**32 else np.int64
-    start, found = 0, [np.empty(0, dtype=kind)]
+    start, numbers = 0, [np.empty(0, dtype=kind)]
     for lengths in store.lengths():
-        found.append((np.flatnonzero(lengths >= length) + start).astype(kind))
+        numbers.append((np.flatnonzero(lengths >= length) + start).astype(kind))
         start += len(lengths)
-    return np.concatenate(found)
+    return np.concatenate(numbers)
 
 
 def _fill(sizes: NDArray[np.int32], capacity: int) -> tuple[NDArray[Any], NDArray[np.int64]]:

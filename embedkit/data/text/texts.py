@@ -1,4 +1,4 @@
-"""Texts for pretraining: documents of one source, read from the first to the last."""
+"""Opens texts for pretraining: documents of one source, read from the first to the last."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -51,7 +51,7 @@ class Texts(RowSource):
     ) -> None:
         self.name, self.source, self.description = name, source, description
         self.rows = rows
-        """How many documents there should be, where that is known."""
+        """Expected number of documents, where it is known."""
 
     @classmethod
     def from_rows(
@@ -88,8 +88,8 @@ class Texts(RowSource):
         # Without concepts a document's own text stands for its: it need not be written twice.
         concept = description.columns.concept and "concept"
         with cache.scratch("texts") as aside, errors_named(name):
-            found = _documents([stream], description)
-            content = _write(aside / "texts.parquet", found, keep_concepts=concept is not None)
+            read = _documents([stream], description)
+            content = _write(aside / "texts.parquet", read, keep_concepts=concept is not None)
             folder = aside.with_name(f"rows-{content[:32]}")
             cache.publish(aside, folder)
         written = TextDescription(
@@ -159,8 +159,8 @@ def _documents(streams: Iterable[RowStream], description: TextDescription) -> It
             names = ", ".join(path.text for path in paths)
             raise DataError(f"{names} is empty: fill it in, or set drop_empty = true")
 
-    made = convert(streams, make)
-    return distinct(made, lambda document: document.text) if description.deduplicate else made
+    read = convert(streams, make)
+    return distinct(read, lambda document: document.text) if description.deduplicate else read
 
 
 def _parts(path: ColumnPath, row: Row) -> list[str]:
@@ -178,11 +178,11 @@ def _file(path: Path) -> FilesSource:
     return FilesSource(kind="files", files=(File(path=str(path)),))
 
 
-def _write(path: Path, found: Iterable[Document], *, keep_concepts: bool) -> str:
+def _write(path: Path, documents: Iterable[Document], *, keep_concepts: bool) -> str:
     """Write documents as parquet; return a hash of them all, in order."""
     digest = hashlib.sha256()
     with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
-        for block in blocks_of(found, lambda document: len(document.text), _CHARACTERS):
+        for block in blocks_of(documents, lambda document: len(document.text), _CHARACTERS):
             rows = [(text, concept if keep_concepts else None) for text, concept in block]
             for text, concept in rows:
                 for part in (text, repr(concept)):

@@ -20,7 +20,7 @@ from embedkit.storage.hashing import sha256_of_json
 from embedkit.tokens.vocabulary import backend_of
 
 _CHARACTERS = 2**20
-"""Tokenized at a time: what the tokenizer returns takes a hundred times the memory of its ids."""
+"""Tokenized at a time, since the tokenizer's results take a hundred times the memory of ids."""
 FORMAT = 1
 """Part of every key: raise it when rows become other documents, or ids are written otherwise."""
 
@@ -33,7 +33,7 @@ class Tokenized:
     train: TokenStore
     held_out: TokenStore | None
     fingerprint: str
-    """Changes with anything that changes training: the ids, and what the tokenizer is."""
+    """A hash that changes with anything that changes training: the ids and the tokenizer."""
     license: str = ""
 
 

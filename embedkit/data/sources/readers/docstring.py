@@ -1,4 +1,4 @@
-"""Python modules: the first paragraph of a docstring with the function that it describes.
+"""Reads Python modules: first paragraphs of docstrings, and the functions they describe.
 
 Modules are parsed and never imported.
 """

@@ -1,4 +1,4 @@
-"""The ICD-10-CM tabular list: inclusion terms with the titles of their codes, and sibling codes."""
+"""Reads the ICD-10-CM tabular list: inclusion terms, titles of their codes, and sibling codes."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""OBO ontologies: labels with definitions or synonyms, and sibling terms as hard negatives."""
+"""Reads OBO ontologies: labels, definitions and synonyms, and sibling terms as hard negatives."""
 
 import re
 from collections import defaultdict
@@ -43,7 +43,6 @@ def read(
     for term in terms.values():
         for parent in term.parents:
             children[parent].append(term)
-    # What is said of a term to those who ask for it.
     documents = {
         term.id: term.definition if relation == "definition" else term.name
         for term in terms.values()
@@ -78,10 +77,7 @@ def _siblings(
     documents: Mapping[str, str],
     limit: int,
 ) -> dict[str, str]:
-    """Return documents and ids of terms under the same parents, from the term's own place on.
-
-    The smallest family comes first.
-    """
+    """Return documents and ids of terms under the same parents, the smallest family first."""
     siblings: dict[str, str] = {}
     for parent in sorted(term.parents, key=lambda parent: (len(children[parent]), parent)):
         family = [child.id for child in children[parent]]
