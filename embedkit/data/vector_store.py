@@ -1,7 +1,7 @@
 """Vectors of the pairs of a source on disk: encoded on all ranks, resumable, memory-mapped."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from embedkit.data.pairs.records import Records
 from embedkit.distributed.progress import track_progress
 from embedkit.errors import DataError
 from embedkit.storage.atomic import write_text
-from embedkit.storage.blocks import BlockFile, mapped
+from embedkit.storage.blocks import BlockFile
 
 _SIDES = {"queries": "query", "documents": "positive"}
 """Names of the files of a store, and the column of the pairs that each is made from."""
@@ -35,10 +35,7 @@ class VectorStore:
         self.folder = folder
         try:
             facts = json.loads((folder / _FACTS).read_text())
-            self.queries, self.documents = (
-                mapped(folder / f"{side}.f16", _DTYPE, rows=facts["rows"], width=facts["width"])
-                for side in _SIDES
-            )
+            self.queries, self.documents = (file.mapped() for file in _files(folder, facts))
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{folder}: the vectors are not whole ({error}): remove the folder and run "
@@ -72,9 +69,7 @@ def store_vectors(
     Shapes: ``encode`` maps n texts to ``(n, width)``.
     """
     facts = {"rows": len(records), "width": width}
-    files = {
-        side: BlockFile(folder / f"{side}.f16", _DTYPE, **facts, block=_BLOCK) for side in _SIDES
-    }
+    files = _files(folder, facts)
 
     def encode_rows(column: str, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         return encode([text for (text,) in records.table.take(rows.tolist(), (column,))])
@@ -82,32 +77,33 @@ def store_vectors(
     # One rank looks for all: another may have written a block before this one looks.
     missing = distributed.on_main(partial(_missing, files, folder, json.dumps(facts)))
     if missing is not None:
-        for side, file in files.items():
-            share = distributed.share_of(
-                len(missing[side]), distributed.rank(), distributed.world_size()
-            )
-            blocks = missing[side][share]
-            rows = sum(len(file.rows_of(block)) for block in blocks)
+        ranks = distributed.rank(), distributed.world_size()
+        for (side, column), file, blocks in zip(_SIDES.items(), files, missing, strict=True):
+            share = blocks[distributed.share_of(len(blocks), *ranks)]
+            rows = sum(len(file.rows_of(block)) for block in share)
             with track_progress(console, f"embedding {side} of {records.name}", rows) as advance:
-                file.fill(blocks, partial(encode_rows, _SIDES[side]), advance)
+                file.fill(share, partial(encode_rows, column), advance)
         distributed.barrier()
         distributed.on_main(partial(_finish, files, folder, json.dumps(facts)))
     return VectorStore(folder)
 
 
-def _missing(
-    files: Mapping[str, BlockFile], folder: Path, facts: str
-) -> dict[str, list[int]] | None:
-    """Return the blocks of each side that are to be written, or ``None`` if the store is whole."""
-    missing = {side: file.missing() for side, file in files.items()}
+def _files(folder: Path, facts: Mapping[str, int]) -> list[BlockFile]:
+    """Return the file of each side."""
+    return [BlockFile(folder / f"{side}.f16", _DTYPE, **facts, block=_BLOCK) for side in _SIDES]
+
+
+def _missing(files: Sequence[BlockFile], folder: Path, facts: str) -> list[list[int]] | None:
+    """Return the blocks of each file that are to be written, or ``None`` if the store is whole."""
+    missing = [file.missing() for file in files]
     marker = folder / _FACTS
-    if not any(missing.values()) and marker.is_file() and marker.read_text() == facts:
+    if not any(missing) and marker.is_file() and marker.read_text() == facts:
         return None
     folder.mkdir(parents=True, exist_ok=True)
     marker.unlink(missing_ok=True)
     return missing
 
 
-def _finish(files: Mapping[str, BlockFile], folder: Path, facts: str) -> None:
-    assert all(file.is_whole() for file in files.values()), "a rank left a block out"
+def _finish(files: Sequence[BlockFile], folder: Path, facts: str) -> None:
+    assert all(file.is_whole() for file in files), "a rank left a block out"
     write_text(folder / _FACTS, facts)

@@ -16,14 +16,7 @@ from embedkit.mining.audit import Audit, inspect
 from embedkit.mining.candidates import find_candidates, recall
 from embedkit.mining.corpus import Exclusions, open_corpus
 from embedkit.mining.mined_source import RECORD, OutputFolder, write_manifest, write_pairs
-from embedkit.mining.search import (
-    ExactSearch,
-    IvfSearch,
-    Search,
-    faiss_best,
-    load_faiss,
-    torch_best,
-)
+from embedkit.mining.search import ExactSearch, load_faiss, open_search, torch_best
 from embedkit.mining.settings import MiningOptions, MiningSettings
 from embedkit.mining.stored_vectors import stored_vectors
 from embedkit.models.embedder import Embedder
@@ -119,12 +112,7 @@ def _mine(
         prompt=prompts.document,
         max_tokens=records.description.max_document_tokens,
     )
-    exact = ExactSearch(documents, device, torch_best)
-    search: Search = exact
-    if settings.search == "faiss-flat":
-        search = ExactSearch(documents, device, faiss_best(device))
-    elif settings.search == "faiss-ivf":
-        search = IvfSearch(documents, work / "index", settings, device, console)
+    search = open_search(documents, work / "index", settings, device, console)
     exclusions = Exclusions(corpus)
     candidates = find_candidates(
         work / "candidates", search, queries, exclusions, depth=settings.depth, console=console
@@ -134,6 +122,7 @@ def _mine(
         audit = write_pairs(pairs, records, corpus, queries, documents, candidates, settings)
         audit.equal_to_a_positive, audit.most_used = inspect(pairs)
         if settings.search == "faiss-ivf":
+            exact = ExactSearch(documents, device, torch_best)
             audit.recall = recall(candidates, exact, queries, exclusions)
         remark = f"Negatives of {records.name} by {plan['model']['name']}: see {RECORD}."
         manifest = pairs.with_suffix(".toml")

@@ -25,12 +25,8 @@ def written_aside(
 ) -> Iterator[Path]:
     """Yield a path to write to, and rename what was written to ``path`` if the block succeeds.
 
-    A killed process leaves its unfinished file, which the next writer of ``path`` replaces.
-
-    Args:
-        path: path of the file.
-        aside: path to write to, where it must not be ``aside_of(path)``.
-        durable: whether the bytes must be on disk before the file gets its name.
+    A killed process leaves its unfinished file, by default ``aside_of(path)``, which the next
+    writer replaces. A ``durable`` file gets its name only when its bytes are on disk.
     """
     aside = aside or aside_of(path)
     try:

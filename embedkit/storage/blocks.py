@@ -87,7 +87,11 @@ class BlockFile:
 
     def mapped(self) -> NDArray[Any]:
         """Return all rows, ``(rows, width)``, memory-mapped and read-only."""
-        return mapped(self._path, self._dtype, rows=self._rows, width=self._width)
+        shape = (self._rows, self._width)
+        # An empty file cannot be mapped.
+        if not self._rows:
+            return np.empty(shape, self._dtype)
+        return np.memmap(self._path, self._dtype, mode="r", shape=shape)
 
     def _unusable(self) -> tuple[list[int], list[int]]:
         """Return the blocks without a digest, and those that differ from theirs."""
@@ -107,14 +111,6 @@ class BlockFile:
 
     def _offset(self, block: int) -> int:
         return block * self._block * self._width * self._dtype.itemsize
-
-
-def mapped(path: Path, dtype: np.dtype[Any], *, rows: int, width: int) -> NDArray[Any]:
-    """Return the rows of a file, ``(rows, width)``, memory-mapped and read-only."""
-    # An empty file cannot be mapped.
-    if not rows:
-        return np.empty((0, width), dtype)
-    return np.memmap(path, dtype, mode="r", shape=(rows, width))
 
 
 class DamagedBlockError(Exception):

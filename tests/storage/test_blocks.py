@@ -20,7 +20,7 @@ def five_rows(folder: Path, block: int = 2) -> BlockFile:
 
 
 def content(folder: Path) -> NDArray[Any]:
-    return blocks.mapped(folder / "rows", FLOATS, rows=5, width=2)
+    return five_rows(folder).mapped()
 
 
 def test_blocks_may_be_written_in_any_order_and_by_several(tmp_path: Path) -> None:
@@ -147,5 +147,6 @@ def write_all(folder: Path) -> None:
 
 
 def test_no_rows_can_be_read_too(tmp_path: Path) -> None:
-    assert BlockFile(tmp_path / "rows", FLOATS, rows=0, width=3, block=2).missing() == []
-    assert blocks.mapped(tmp_path / "rows", FLOATS, rows=0, width=3).shape == (0, 3)
+    file = BlockFile(tmp_path / "rows", FLOATS, rows=0, width=3, block=2)
+    assert file.missing() == []
+    assert file.mapped().shape == (0, 3)
