@@ -167,7 +167,7 @@ def _mistakes(
 def _mistake(
     error: Mapping[str, Any], sections: Iterable[type[BaseModel]], called: str
 ) -> tuple[str, str]:
-    known = {name for each in sections for name in each.model_fields}
+    known = {name for section in sections for name in section.model_fields}
     unknown = [str(error["loc"][-1])] if error["type"] == "extra_forbidden" else []
     way = [str(part) for part in error["loc"]][: len(error["loc"]) - len(unknown)]
     # For a table of several kinds, pydantic adds the kind to the path of the key.

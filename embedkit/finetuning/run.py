@@ -64,10 +64,19 @@ def prepare(
     starting_model.set_prompts(recipe, mixture.records, model)
     starting_model.check_lengths(recipe, mixture.records, model)
     _check_slots(recipe, mixture)
-    facts = _facts(recipe, mixture, model)
+    facts = {
+        "sources": mixture.fingerprints,
+        "model": {"identity": model.identity},
+        "extensions": _extensions(recipe, mixture, model),
+        "batches_per_rank": recipe.batches_per_rank,
+    }
     # Adapters come after the facts, whose model is the backbone that training starts from.
     if recipe.lora:
         lora.attach(model, recipe.lora, seed=rng.fold_in(recipe.seed, "lora"))
+    vectors: list[VectorStore] = []
+    if recipe.objective.needs.surrogate_vectors:
+        assert mixture.table is not None
+        vectors = [mixture.table[source.name].vectors for source in mixture.sources]
     batches = Batches(
         sampler,
         mixture.records,
@@ -75,7 +84,7 @@ def prepare(
         recipe.data,
         seed=recipe.seed,
         batches_per_rank=recipe.batches_per_rank,
-        vectors=_vectors(recipe, mixture),
+        vectors=vectors,
     )
     console.print(_overview(recipe, mixture, sampler, model, chosen))
     for remark in remarks(recipe):
@@ -152,19 +161,6 @@ def _check_slots(recipe: Recipe, mixture: Mixture) -> None:
             )
 
 
-def _facts(recipe: Recipe, mixture: Mixture, model: Embedder | Contextual) -> dict[str, object]:
-    """Return what has to be equal for a run to be resumed."""
-    return {
-        "recipe": recipe.model_dump(mode="json"),
-        "sources": mixture.fingerprints,
-        "model": {"identity": model.identity},
-        "extensions": _extensions(recipe, mixture, model),
-        "world_size": distributed.world_size(),
-        "batches_per_rank": recipe.batches_per_rank,
-        "threads": torch.get_num_threads(),
-    }
-
-
 def _extensions(recipe: Recipe, mixture: Mixture, model: Embedder | Contextual) -> dict[str, str]:
     """Return the identities of what other distributions bring to a run, by its part in it."""
     identities = {
@@ -175,14 +171,6 @@ def _extensions(recipe: Recipe, mixture: Mixture, model: Embedder | Contextual) 
         if reader := getattr(manifest.source, "reader", None):
             identities[f"reader of {manifest.name}"] = READERS.identity_of(reader)
     return {part: identity for part, identity in identities.items() if identity}
-
-
-def _vectors(recipe: Recipe, mixture: Mixture) -> list[VectorStore]:
-    """Return the surrogate's vectors of every source, if the loss needs them."""
-    if not recipe.objective.needs.surrogate_vectors:
-        return []
-    assert mixture.table is not None
-    return [mixture.table[source.name].vectors for source in mixture.sources]
 
 
 def _overview(

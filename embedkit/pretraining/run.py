@@ -50,13 +50,7 @@ def prepare(
     initial_weights.start_decoder(network, recipe, mixture)
     autocast = precision.autocast_dtype(recipe.precision, device)
     model = LanguageModel(network, autocast).to(device)
-    facts = {
-        "recipe": recipe.model_dump(mode="json"),
-        "sources": mixture.fingerprints,
-        "model": {"weights": hashing.sha256_of(stored) if stored else "random"},
-        "world_size": distributed.world_size(),
-        "threads": torch.get_num_threads(),
-    }
+    weights_hash = hashing.sha256_of(stored) if stored else "random"
     if recipe.compile:
         for layer in network.model.transformer_encoder:
             layer.compile()
@@ -75,7 +69,7 @@ def prepare(
     data = recipe.data
     return TrainingJob(
         recipe=recipe,
-        facts=facts,
+        facts={"sources": mixture.fingerprints, "model": {"weights": weights_hash}},
         model=model,
         objective=MaskedLMObjective(
             data.micro_batch_tokens, data.max_tokens, partial(_flops, network)

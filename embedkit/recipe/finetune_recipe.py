@@ -248,11 +248,11 @@ class Recipe(Training):
                 "embedder.benchmark_prompts: a two-stage model is told uses of text, not tasks; "
                 "leave it out"
             )
-        prompt, own = self.context.include_prompt, self.embedder.include_prompt
-        if own is not None and own != prompt:
+        pooled, in_context = self.embedder.include_prompt, self.context.include_prompt
+        if pooled is not None and pooled != in_context:
             raise ValueError(
-                f"embedder.include_prompt = {str(own).lower()}, but context.include_prompt = "
-                f"{str(prompt).lower()}: set both alike, or leave the first out"
+                f"embedder.include_prompt = {str(pooled).lower()}, but context.include_prompt = "
+                f"{str(in_context).lower()}: set both alike, or leave the first out"
             )
         return self
 

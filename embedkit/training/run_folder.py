@@ -31,16 +31,8 @@ _NEUTRAL = (
 batch table is compared by its hash among the sources, so that its path may change."""
 
 _FILES = ("recipe.toml", "run.json", "metrics.jsonl", "held_out.jsonl")
-
-_ENTRIES = {
-    *_FILES,
-    *(aside_of(Path(name)).name for name in _FILES),
-    "checkpoints",
-    "model",
-    "eval",
-    "tensorboard",
-    "wandb",
-}
+_FOLDERS = ("checkpoints", "model", "eval", "tensorboard", "wandb")
+_ENTRIES = {*_FILES, *(aside_of(Path(name)).name for name in _FILES), *_FOLDERS}
 """Names of the files and folders that a run writes into its folder."""
 
 _PACKAGES = ("embedkit-neobert", "torch", "transformers", "sentence-transformers", "mteb")
@@ -159,14 +151,13 @@ def newest_checkpoint(
             none is undamaged or one cannot be read.
     """
     newest, broken = checkpoint.newest(folder.checkpoints)
-    if newest is None and broken:
-        raise UserError(
-            f"{folder.checkpoints}: no checkpoint is whole "
-            f"({'; '.join(f'{error.folder.name}: {error.reason}' for error in broken)}): restore "
-            "one from a backup, or begin anew with --overwrite or another --output; nothing was "
-            "changed"
-        )
     if newest is None:
+        if broken:
+            reasons = "; ".join(f"{error.folder.name}: {error.reason}" for error in broken)
+            raise UserError(
+                f"{folder.checkpoints}: no checkpoint is whole ({reasons}): restore one from a "
+                "backup, or begin anew with --overwrite or another --output; nothing was changed"
+            )
         _refuse_changes(folder, "run.json", _begun(folder), facts)
         return None, ["no checkpoint yet: starting from step 0"]
     then, remarks = newest.facts, []
@@ -210,8 +201,10 @@ def _refuse_changes(
 ) -> None:
     changes = _recipe_changes(then["recipe"], now["recipe"])
     for kind in ("sources", "model"):
-        hashes = differences(_shortened(then[kind]), _shortened(now[kind]))
-        changes += [f"{kind}.{line}" for line in hashes]
+        hashes = [
+            {name: hash_[:12] for name, hash_ in facts[kind].items()} for facts in (then, now)
+        ]
+        changes += differences(hashes[0], hashes[1], kind)
     changes += differences(then.get("extensions", {}), now.get("extensions", {}), "extensions")
     if changes:
         raise UserError(
@@ -246,10 +239,6 @@ def _stated(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _stated(item) for key, item in value.items() if item is not None}
     return [_stated(item) for item in value] if isinstance(value, list) else value
-
-
-def _shortened(hashes: Mapping[str, str]) -> dict[str, str]:
-    return {name: digest[:12] for name, digest in hashes.items()}
 
 
 def _hardware() -> str:

@@ -66,7 +66,7 @@ class TrainingJob(Generic[BatchT]):
 
     recipe: Training
     facts: Mapping[str, object]
-    """Facts that must be equal for a run to be resumed: recipe, sources, model, ranks."""
+    """Hashes of ``sources`` and ``model``, and what else must be equal for a run to be resumed."""
     model: nn.Module
     objective: Objective[BatchT]
     batches: Callable[[range], Iterator[BatchT]]
@@ -115,8 +115,15 @@ def run_training(
         console = Console(quiet=not distributed.is_main(), markup=False, highlight=False)
         job = prepare(folder, device, console)
         distributed.on_main(partial(run_folder.claim, path, resume=resume, overwrite=overwrite))
+        tables = job.recipe.model_dump(mode="json")
         names = job.recipe.logging.trackers if distributed.is_main() else ()
-        trackers = open_trackers(names, path, job.recipe.model_dump(mode="json"))
+        trackers = open_trackers(names, path, tables)
+        facts = {
+            "recipe": tables,
+            **job.facts,
+            "world_size": distributed.world_size(),
+            "threads": torch.get_num_threads(),
+        }
         with Metrics(folder.metrics, trackers, job.peak_flops) as metrics:
             trainer = Trainer(
                 job.model,
@@ -124,7 +131,7 @@ def run_training(
                 job.batches,
                 recipe=job.recipe,
                 folder=path,
-                facts=job.facts,
+                facts=facts,
                 metrics=metrics,
                 after_step=job.evaluator.after_step,
             )
@@ -135,7 +142,7 @@ def run_training(
                     partial(
                         run_folder.newest_checkpoint,
                         folder,
-                        job.facts,
+                        facts,
                         allow_world_size_change=allow_world_size_change,
                     )
                 )
@@ -145,7 +152,7 @@ def run_training(
                     trainer.restore(newest)
                     start = newest.step
                     console.print(f"resuming after step {start}")
-            distributed.on_main(partial(run_folder.describe, folder, job.recipe, job.facts))
+            distributed.on_main(partial(run_folder.describe, folder, job.recipe, facts))
             distributed.on_main(partial(truncate_lines, folder.metrics, start))
             job.evaluator.before(start)
             trainer.fit(start)
