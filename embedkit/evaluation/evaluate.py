@@ -16,7 +16,7 @@ from embedkit.evaluation.encoding.encoders import (
     TextEncoder,
     Truncated,
 )
-from embedkit.evaluation.encoding.in_context import ContextualEncoder
+from embedkit.evaluation.encoding.in_context import ContextualEncoder, encoder_of
 from embedkit.evaluation.encoding.vector_cache import VectorCache, bytes_of
 from embedkit.evaluation.mteb.estimate import Estimate
 from embedkit.evaluation.mteb.estimate import estimate as estimate_tasks
@@ -64,15 +64,13 @@ def evaluate(
     device = distributed.local_device()
     with distributed.group(device):
         subject = opened(model, dtype=settings.dtype).to(device)
-        ranks = DistributedEncoder(subject)
-        encoder = _encoder(subject, ranks, settings)
 
         def around(inner: TextEncoder) -> TextEncoder:
             if max_bytes is not None:
                 inner = CachedEncoder(inner, VectorCache(cache.root() / "vectors", max_bytes))
             return Truncated(inner, settings.truncate_dim) if settings.truncate_dim else inner
 
-        def score(_: DistributedEncoder) -> Summary:
+        def score(encoder: DistributedEncoder) -> Summary:
             folder = Path(output) / "tasks"
             chosen, instructions = _select(tasks, benchmark, resolved, folder, settings)
             return score_tasks(
@@ -85,7 +83,7 @@ def evaluate(
                 data_dir=settings.data_dir,
             )
 
-        return ranks.run_on_main(score)
+        return _encoder(subject, settings).run_on_main(score)
 
 
 def estimate(
@@ -107,7 +105,7 @@ def estimate(
     settings = from_arguments(EvaluationSettings, options)
     resolved = None if recipe is None else as_recipe(recipe)
     subject = opened(model, dtype=settings.dtype).to(distributed.local_device())
-    encoder = _encoder(subject, DistributedEncoder(subject), settings)
+    encoder = _encoder(subject, settings)
     documents = None
     if isinstance(encoder, ContextualEncoder) and encoder.frozen is None:
         documents = encoder.num_documents
@@ -145,9 +143,7 @@ def _select(
     return chosen, benchmark_prompts() if instructions == "paper" else {}
 
 
-def _encoder(
-    model: EmbeddingModel, ranks: DistributedEncoder, settings: EvaluationSettings
-) -> DistributedEncoder | ContextualEncoder:
+def _encoder(model: EmbeddingModel, settings: EvaluationSettings) -> DistributedEncoder:
     """Return the model as settings ask for it, or raise for what it cannot give."""
     if settings.truncate_dim is not None and settings.truncate_dim > model.width:
         reason = (
@@ -157,7 +153,7 @@ def _encoder(
         raise ArgumentError(("truncate_dim", reason))
     documents, seed = settings.context_documents, settings.context_seed
     if isinstance(model, Contextual) and model.frozen is None:
-        return ContextualEncoder(model, seed=seed or 0, num_documents=documents, ranks=ranks)
+        return ContextualEncoder(model, seed=seed or 0, num_documents=documents)
     reason = "one stage and reads no context"
     if isinstance(model, Contextual):
         reason = "a frozen context, of which all is settled"
@@ -165,4 +161,4 @@ def _encoder(
     if given := [name for name, value in asked.items() if value is not None]:
         mistake = f"{model.name} has {reason}; leave it out"
         raise ArgumentError(*((name, mistake) for name in given))
-    return ContextualEncoder(model, ranks=ranks) if isinstance(model, Contextual) else ranks
+    return encoder_of(model)

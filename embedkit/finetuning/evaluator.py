@@ -5,12 +5,11 @@ from functools import cached_property, partial
 from mteb.abstasks.abstask import AbsTask
 
 from embedkit.evaluation.encoding.encoders import DistributedEncoder
-from embedkit.evaluation.encoding.in_context import ContextualEncoder
+from embedkit.evaluation.encoding.in_context import encoder_of
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.mteb.task_selection import open_tasks
 from embedkit.evaluation.summary import Summary
 from embedkit.finetuning.mixture import Mixture
-from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.recipe import Evaluation
 from embedkit.tokens.prompts import benchmark_prompts
@@ -51,16 +50,15 @@ class Evaluator:
         """Score the model, if the recipe names tasks."""
         if not self._settings.wanted:
             return None
-        return DistributedEncoder(self._model).run_on_main(partial(self._score_on_main, name))
+        return encoder_of(self._model).run_on_main(partial(self._score_on_main, name))
 
-    def _score_on_main(self, name: str, ranks: DistributedEncoder) -> Summary:
-        model = self._model
+    def _score_on_main(self, name: str, encoder: DistributedEncoder) -> Summary:
         return evaluate(
-            ContextualEncoder(model, ranks=ranks) if isinstance(model, Contextual) else ranks,
+            encoder,
             self._tasks,
             self._folder.evaluation / name,
             instructions=benchmark_prompts() if self._settings.instructions == "paper" else {},
-            dtype=str(model.autocast or "float32").removeprefix("torch."),
+            dtype=str(self._model.autocast or "float32").removeprefix("torch."),
         )
 
     @cached_property

@@ -6,7 +6,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from threading import Event
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -28,21 +29,17 @@ class TextEncoder(Protocol):
     """What evaluation needs of a model."""
 
     @property
-    def name(self) -> str:
-        """Name of the model in reports, such as that of its folder."""
-
+    def name(self) -> str: ...
     @property
     def identity(self) -> str:
         """Hash of all that a vector depends on: weights, pooling, precision, truncation."""
 
     @property
     def prompts(self) -> Mapping[str, str]:
-        """Stored prefixes by side, task or type, as in sentence-transformers."""
+        """Prefixes by side, task or type, as in sentence-transformers."""
 
     @property
-    def default_prompt_name(self) -> str | None:
-        """Key of the prefix of texts for which no other is asked."""
-
+    def default_prompt_name(self) -> str | None: ...
     def encode(self, texts: str | Sequence[str], *, prompt: str = "") -> NDArray[np.float32]:
         """Embed texts, each after ``prompt``, as vectors of unit norm.
 
@@ -104,13 +101,14 @@ class DistributedEncoder:
     encode what rank 0 sends them::
 
         encoder = DistributedEncoder(embedder)
-        summary = encoder.run_on_main(lambda ranks: evaluate(ranks, tasks, output))
+        summary = encoder.run_on_main(lambda encoder: evaluate(encoder, tasks, output))
 
     Outside of it, every rank encodes its own texts alone.
     """
 
     def __init__(self, model: EmbeddingModel) -> None:
-        self._model, self._leading = model, False
+        # Copies of an encoder share the event, which is set while the other ranks wait for texts.
+        self._model, self._leading = model, Event()
         self.name, self.prompts = model.name, model.prompts
         self.default_prompt_name = model.default_prompt_name
 
@@ -118,7 +116,7 @@ class DistributedEncoder:
     def identity(self) -> str:
         return self._model.identity
 
-    def run_on_main(self, work: Callable[["DistributedEncoder"], ResultT]) -> ResultT:
+    def run_on_main(self, work: Callable[[Self], ResultT]) -> ResultT:
         """Call ``work`` on rank 0; return its result, or raise its ``UserError``, on all ranks."""
         if distributed.world_size() == 1:
             return work(self)
@@ -136,18 +134,18 @@ class DistributedEncoder:
         """
         if isinstance(texts, str):
             return self.encode([texts], prompt=prompt, context=context)[0]
-        if not self._leading:
+        if not self._leading.is_set():
             return np.asarray(self._model.encode(texts, prompt=prompt, context=context))
         request = (list(texts), prompt, context)
         distributed.on_main(lambda: request)
         return self._encode_share(*request)
 
-    def _lead(self, work: Callable[["DistributedEncoder"], ResultT]) -> ResultT:
-        self._leading = True
+    def _lead(self, work: Callable[[Self], ResultT]) -> ResultT:
+        self._leading.set()
         try:
             return work(self)
         finally:
-            self._leading = False
+            self._leading.clear()
             distributed.on_main(_end)
 
     def _encode_share(

@@ -12,10 +12,11 @@ from embedkit.errors import UserError
 from embedkit.evaluation.encoding.encoders import DistributedEncoder
 from embedkit.models.contextual.context import Context
 from embedkit.models.contextual.model import Contextual
+from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.storage.hashing import sha256_of_text
 
 
-class ContextualEncoder:
+class ContextualEncoder(DistributedEncoder):
     """A two-stage model that ``evaluate`` puts into a context of each task's corpus.
 
     Args:
@@ -24,29 +25,23 @@ class ContextualEncoder:
         seed: random seed for drawing documents.
         num_documents: number of documents of a context; a smaller corpus is used whole. By default
             one for every slot of the model.
-        ranks: encoder that shares texts among ranks; by default this rank encodes alone.
 
     Raises:
         UserError: the model cannot read a context of so many documents.
     """
 
+    _model: Contextual
+
     def __init__(
-        self,
-        model: Contextual,
-        *,
-        seed: int = 0,
-        num_documents: int | None = None,
-        ranks: DistributedEncoder | None = None,
+        self, model: Contextual, *, seed: int = 0, num_documents: int | None = None
     ) -> None:
-        self.name, self.prompts, self.frozen = model.name, model.prompts, model.frozen
-        self.default_prompt_name = model.default_prompt_name
+        super().__init__(model)
+        self.frozen, self._seed = model.frozen, seed
         slots = model.config.num_context
         self.num_documents = slots if num_documents is None else num_documents
         if self.num_documents < 0:
             raise UserError(f"a context of {num_documents} documents: ask for 0 to {slots}")
         model.slots.check(self.num_documents)
-        self._model, self._seed = model, seed
-        self._ranks = ranks or DistributedEncoder(model)
 
     @property
     def identity(self) -> str:
@@ -61,15 +56,17 @@ class ContextualEncoder:
         frozen.frozen = context
         return frozen
 
-    def encode(self, texts: str | Sequence[str], *, prompt: str = "") -> NDArray[np.float32]:
-        """Embed texts in the frozen context.
+    def encode(
+        self, texts: str | Sequence[str], *, prompt: str = "", context: Context | None = None
+    ) -> NDArray[np.float32]:
+        """Embed texts in ``context``, or else in the frozen one.
 
         Raises:
-            UserError: no context is frozen.
+            UserError: there is no context.
         """
         # Another rank would refuse a copy of the model's own context as that of another model.
-        context = None if self.frozen is self._model.frozen else self.frozen
-        return self._ranks.encode(texts, prompt=prompt, context=context)
+        frozen = None if self.frozen is self._model.frozen else self.frozen
+        return super().encode(texts, prompt=prompt, context=context or frozen)
 
     def build_context(self, corpus: Sequence[str], prompt: str) -> Context:
         """Draw documents and embed them after ``prompt``, on this rank alone."""
@@ -82,3 +79,8 @@ class ContextualEncoder:
             documents, num_documents=self.num_documents, seed=self._seed, prompt=prompt
         )
         return replace(context, corpus_size=len(corpus))
+
+
+def encoder_of(model: EmbeddingModel) -> DistributedEncoder:
+    """Return a model of one stage or two as ``evaluate`` takes it."""
+    return ContextualEncoder(model) if isinstance(model, Contextual) else DistributedEncoder(model)

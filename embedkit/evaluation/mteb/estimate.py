@@ -2,7 +2,7 @@
 
 import heapq
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
@@ -203,7 +203,9 @@ class _Counter:
             documents = [] if model.config.null_vector else [_prose(99)] * model.config.num_context
             context = model.build_context(documents)
         tokens, spent = 0, 0.0
-        for number, (prompt, texts) in enumerate(self._batches()):
+        # Each sample is repeated until it fills a batch.
+        batches = [(prompt, [*islice(cycle(texts), _BATCH)]) for prompt, texts in self._samples]
+        for number, (prompt, texts) in enumerate(cycle(batches)):
             wait(model.device)
             began = time.perf_counter()
             model.encode(texts, prompt=prompt, context=context)
@@ -214,11 +216,6 @@ class _Counter:
             if spent > _SECONDS:
                 break
         return tokens / spent
-
-    def _batches(self) -> Iterator[tuple[str, list[str]]]:
-        """Repeat the samples without end, each as often as fills a batch."""
-        batches = [(prompt, [*islice(cycle(texts), _BATCH)]) for prompt, texts in self._samples]
-        return cycle(batches)
 
     def _tokens(self, prompt: str, texts: Sequence[str]) -> int:
         return self._tokenize(texts, prompt, self._model.max_tokens).num_tokens

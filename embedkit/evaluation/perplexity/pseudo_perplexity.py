@@ -5,7 +5,7 @@ exponential of the mean of their cross-entropies.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -70,21 +70,21 @@ def evaluate_perplexity(
     settings = from_arguments(PerplexitySettings, options)
     device = distributed.local_device()
     autocast = precision.autocast_dtype(settings.dtype, device)
-    displayed = [hub.display_name(model) for model in models]
+    displayed = [hub.display_name(typed) for typed in models]
     # Where display names clash, results name the models as the user did.
     clash = {name for name in displayed if displayed.count(name) > 1}
-    names = [m if name in clash else name for m, name in zip(models, displayed, strict=True)]
+    names = [t if name in clash else name for t, name in zip(models, displayed, strict=True)]
     # All is opened and checked before anything is scored, which may take hours.
-    subjects = [_open(model, data, settings) for model in models]
+    subjects = [_open(name, data, settings) for name in models]
     results = ResultFile(Path(output) / "documents.jsonl")
     points = []
-    total = sum(len(documents) for subject in subjects for documents in subject.documents.values())
+    total = sum(len(documents) for *_, lengths in subjects for documents in lengths.values())
     with progress_of(total, console) as progress:
-        for name, subject in zip(names, subjects, strict=True):
-            nn.Module.to(subject.model, device)
-            scorer = MaskedTokenScorer(subject.model, subject.mask_id, autocast=autocast)
+        for name, (model, mask_id, lengths) in zip(names, subjects, strict=True):
+            nn.Module.to(model, device)
+            scorer = MaskedTokenScorer(model, mask_id, autocast=autocast)
             identity = scorer.identity
-            for length, documents in subject.documents.items():
+            for length, documents in lengths.items():
                 progress.update(progress.task_ids[0], description=f"{name}, {length} tokens")
                 scored = []
                 for document in documents:
@@ -97,7 +97,7 @@ def evaluate_perplexity(
                     progress.advance(progress.task_ids[0])
                 points.append(summarise(scored))
                 print_line(progress.console, str(points[-1]))
-            subject.model.cpu()
+            model.cpu()
     write_csv(points, Path(output) / "perplexity.csv")
     if remark := plot(points, Path(output) / "perplexity"):
         print_line(progress.console, remark)
@@ -130,13 +130,8 @@ class _Document:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """A model, and the documents that it is measured on by length."""
-
-    model: PreTrainedModel
-    mask_id: int
-    documents: Mapping[int, list[_Document]]
+_Subject = tuple[PreTrainedModel, int, dict[int, list[_Document]]]
+"""A model, the id of its mask, and the documents of each length."""
 
 
 def _open(model: str, data: str | Path, settings: PerplexitySettings) -> _Subject:
@@ -151,7 +146,7 @@ def _open(model: str, data: str | Path, settings: PerplexitySettings) -> _Subjec
             f"(got {longest})"
         )
         raise ArgumentError(("lengths", reason))
-    return _Subject(network, tokenizer.mask_token_id, _documents(tokenizer, data, settings))
+    return network, tokenizer.mask_token_id, _documents(tokenizer, data, settings)
 
 
 def _documents(

@@ -36,9 +36,8 @@ def retrieval(folder: Path) -> dict[str, Any]:
         if query not in queries:
             raise row.error(f"the query {query!r} is not in queries.jsonl: add it or drop the line")
         if document not in corpus:
-            raise row.error(
-                f"the document {document!r} is not in corpus.jsonl: add it or drop the line"
-            )
+            mistake = f"the document {document!r} is not in corpus.jsonl"
+            raise row.error(f"{mistake}: add it or drop the line")
         relevant.setdefault(query, {})[document] = relevance
     if not any(score > 0 for scores in relevant.values() for score in scores.values()):
         raise DataError(f"{folder / 'qrels.tsv'}: no score above 0, so no document is relevant")
@@ -63,9 +62,8 @@ def reranking(folder: Path) -> dict[str, Any]:
         judged = dict.fromkeys(row["positive"], 1)
         for document in row["negative"]:
             if judged.setdefault(document, 0):
-                raise row.error(
-                    f"{document[:60]!r} is both positive and negative: drop one of them"
-                )
+                mistake = f"{document[:60]!r} is both positive and negative"
+                raise row.error(f"{mistake}: drop one of them")
         queries.append({"id": f"q{row.line}", "text": row["query"]})
         relevant[f"q{row.line}"] = {
             ids.setdefault(document, f"d{len(ids)}"): score for document, score in judged.items()

@@ -18,7 +18,7 @@ from support.task_folders import ANIMALS, DOCUMENTS, LABELLED, MONEY, QUERIES, T
 import embedkit
 from embedkit import distributed
 from embedkit.errors import UserError
-from embedkit.evaluation.encoding.encoders import CachedEncoder, DistributedEncoder, Truncated
+from embedkit.evaluation.encoding.encoders import CachedEncoder, Truncated
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.encoding.vector_cache import VectorCache
 from embedkit.evaluation.mteb.contexts import corpus_of
@@ -267,11 +267,8 @@ def score_shared(folder: Path, documents: int | None) -> None:
     model.second.register_forward_hook(lambda *_: counted.append(1))
     tasks = read_task_folders(folder / "tasks")
 
-    def work(ranks: DistributedEncoder) -> Summary:
-        encoder = ContextualEncoder(model, num_documents=documents, ranks=ranks)
-        return evaluate(encoder, tasks, folder / "together")
-
-    DistributedEncoder(model).run_on_main(work)
+    encoder = ContextualEncoder(model, num_documents=documents)
+    encoder.run_on_main(lambda encoder: evaluate(encoder, tasks, folder / "together"))
     assert counted, "every rank encodes"
     # Contexts are made once, and sent to the others.
     assert bool(model.contexts) == (distributed.is_main() and documents is None)
@@ -285,7 +282,7 @@ def encode_in_frozen_context() -> None:
     model = tiny_contextual()
     # As after an export that leaves out the first encoder, and so changes the model's hash.
     model.frozen = replace(model.build_context(MONEY), model="another")
-    ranks = DistributedEncoder(model)
-    encoder = ContextualEncoder(model, ranks=ranks).within(model.frozen)
-    vectors = ranks.run_on_main(lambda _: encoder.encode(ANIMALS))
+    context = model.frozen
+    encoder = ContextualEncoder(model)
+    vectors = encoder.run_on_main(lambda encoder: encoder.within(context).encode(ANIMALS))
     np.testing.assert_allclose(vectors, model.encode(ANIMALS).vectors, atol=1e-6)
