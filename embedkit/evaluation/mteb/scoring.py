@@ -7,6 +7,7 @@ a hash of the model, the prompts and the data, and lies in the output folder of 
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,12 +26,13 @@ from mteb.types import PromptType
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.encoders import TextEncoder
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
-from embedkit.evaluation.mteb.contexts import context_of
 from embedkit.evaluation.mteb.mirror import with_local_data
 from embedkit.evaluation.mteb.task_prompts import Origin, Prompts, resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves
+from embedkit.evaluation.mteb.text_statistics import corpus_of
 from embedkit.evaluation.progress import print_line, progress_of, quiet_libraries
 from embedkit.evaluation.summary import Summary, TaskScore
+from embedkit.models.contextual.context import Context
 from embedkit.storage.hashing import sha256_of_json
 
 
@@ -120,8 +122,7 @@ class _Scorer:
         metadata = task.metadata
         encoder, identity, contexts = self.wrapped, self.identity, {}
         if isinstance(self.encoder, ContextualEncoder):
-            folder = self.cache.cache_path / "contexts"
-            context = context_of(self.encoder, task, prompts.by_side, folder)
+            context = self.encoder.frozen or self._draw(self.encoder, task, prompts.by_side)
             encoder = self.around(self.encoder.within(context))
             identity = encoder.identity
             contexts[metadata.name] = {
@@ -164,6 +165,21 @@ class _Scorer:
             contexts=contexts,
             prompt_origin=prompts.origin,
         )
+
+    def _draw(
+        self, encoder: ContextualEncoder, task: AbsTask, prompts: Mapping[str, str]
+    ) -> Context:
+        """Draw a context from the task, whose data stay loaded, or read the one that was drawn."""
+        prompt = prompts["document"] if "document" in prompts else prompts["text"]
+        source = [task.metadata.revision, list(task.eval_splits), list(task.hf_subsets)]
+        key = sha256_of_json([encoder.identity, prompt, *source])
+        name = f"{task.metadata.name}-{key[:16]}.safetensors"
+        path = self.cache.cache_path / "contexts" / name
+        with suppress(UserError):  # The file is not there, or was cut short.
+            return Context.load(path)
+        context = encoder.build_context(corpus_of(task), prompt)
+        context.save(path)
+        return context
 
     def _score_parts(self, task: AbsTaskAggregate) -> TaskScore:
         """Score the parts of an aggregate and average them.

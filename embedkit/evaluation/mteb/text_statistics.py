@@ -1,10 +1,10 @@
-"""Reads which texts an mteb task encodes, from its data or from the counts that mteb publishes."""
+"""Reads the texts that an mteb task encodes, or the counts of them that mteb publishes."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from mteb.abstasks import (
     AbsTaskClassification,
     AbsTaskClusteringLegacy,
@@ -20,7 +20,7 @@ from embedkit.errors import DataError
 _CHUNK = 50_000
 """Number of texts in memory at a time."""
 
-Table = tuple[str, Dataset, tuple[str, ...]]
+_Table = tuple[str, Dataset, tuple[str, ...]]
 """A side (query, document or text), rows, and their columns; a text joins all columns of a row."""
 
 
@@ -48,14 +48,40 @@ def texts_of(task: AbsTask) -> Iterator[tuple[str, list[str]]]:
     try:
         for subset in task.hf_subsets:
             for split in task.eval_splits:
-                for side, rows, columns in tables_of(task, subset, split):
+                for side, rows, columns in _tables(task, subset, split):
                     present = [column for column in columns if column in rows.column_names]
                     for batch in rows.select_columns(present).iter(batch_size=_CHUNK):
                         cells = zip(*(batch[column] for column in present), strict=True)
-                        yield side, [text for row in cells for text in cell_texts(row, columns)]
+                        yield side, [text for row in cells for text in _cell_texts(row, columns)]
     finally:
         if not loaded:
             task.unload_data()
+
+
+def corpus_of(task: AbsTask) -> Sequence[str]:
+    """Load a task's data and return the texts that its context may hold.
+
+    These are the documents of a corpus, the texts of a classification's train split, or else the
+    distinct texts that are embedded. Queries and labels are left out (Morris and Rush, 2024,
+    appendix).
+
+    Raises:
+        DataError: the task's type is none of MTEB(eng, v1), so that its texts are not known.
+    """
+    task.load_data()
+    if isinstance(task, AbsTaskClassification):
+        return _Rows([_train_table(task, subset) for subset in task.hf_subsets])
+    tables = [
+        table
+        for subset in task.hf_subsets
+        for split in task.eval_splits
+        for table in _tables(task, subset, split)
+        if table[0] != "query"
+    ]
+    if isinstance(task, AbsTaskRetrieval):
+        return _Rows(tables)
+    cells = ((cell, columns) for _, rows, columns in tables for cell in rows[columns[0]])
+    return list(dict.fromkeys(text for cell, key in cells for text in _cell_texts([cell], key)))
 
 
 def published(task: AbsTask) -> list[TextStatistics]:
@@ -92,12 +118,8 @@ def _published(task: AbsTask, stats: dict[str, Any]) -> Iterator[TextStatistics]
             yield TextStatistics(side, drawn, drawn, mean)
 
 
-def tables_of(task: AbsTask, subset: str, split: str) -> Iterator[Table]:
-    """Yield the tables of a loaded task that it encodes.
-
-    Raises:
-        DataError: the task's type is none of MTEB(eng, v1), so that its texts are not known.
-    """
+def _tables(task: AbsTask, subset: str, split: str) -> Iterator[_Table]:
+    """Yield the tables of a loaded task that it encodes."""
     if isinstance(task, AbsTaskRetrieval):
         task.convert_v1_dataset_format_to_v2(num_proc=None)
         data = task.dataset[subset][split]
@@ -108,7 +130,7 @@ def tables_of(task: AbsTask, subset: str, split: str) -> Iterator[Table]:
         return
     columns: tuple[Any, ...]
     if isinstance(task, AbsTaskClassification):
-        _, train, columns = train_table(task, subset)
+        _, train, columns = _train_table(task, subset)
         drawn = _drawn(task, len(set(train[task.label_column_name])))
         yield "text", train.select(range(min(len(train), drawn))), columns
     elif isinstance(task, AbsTaskClusteringLegacy):
@@ -125,8 +147,7 @@ def tables_of(task: AbsTask, subset: str, split: str) -> Iterator[Table]:
         yield "text", _splits(task, subset)[split], (str(column),)
 
 
-def train_table(task: AbsTaskClassification, subset: str) -> Table:
-    """Return the texts that a classification's training examples are drawn from."""
+def _train_table(task: AbsTaskClassification, subset: str) -> _Table:
     return "text", _splits(task, subset)[task.train_split], (str(task.input_column_name),)
 
 
@@ -139,7 +160,7 @@ def _drawn(task: AbsTaskClassification, labels: int) -> int:
     return task.n_experiments * task.samples_per_label * labels
 
 
-def cell_texts(cells: Iterable[Any], columns: tuple[str, ...]) -> list[str]:
+def _cell_texts(cells: Iterable[Any], columns: tuple[str, ...]) -> list[str]:
     """Return the texts of a row: one that joins several columns as mteb does, or those of a cell.
 
     A cell holds a list of texts in some data sets.
@@ -148,3 +169,24 @@ def cell_texts(cells: Iterable[Any], columns: tuple[str, ...]) -> list[str]:
         return [" ".join(cell for cell in cells if cell).strip()]
     (cell,) = cells
     return [cell] if isinstance(cell, str) else list(cell)
+
+
+class _Rows(Sequence[str]):
+    """Texts that are read from disk one by one, since a corpus may hold millions."""
+
+    def __init__(self, tables: Sequence[_Table]) -> None:
+        _, _, self._columns = tables[0]
+        self._rows = concatenate_datasets(
+            [
+                rows.select_columns([name for name in columns if name in rows.column_names])
+                for _, rows, columns in tables
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        row = self._rows[int(index)]
+        (text,) = _cell_texts((row.get(column) for column in self._columns), self._columns)
+        return text

@@ -21,11 +21,11 @@ from embedkit.errors import UserError
 from embedkit.evaluation.encoding.encoders import CachedEncoder, Truncated
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.encoding.vector_cache import VectorCache
-from embedkit.evaluation.mteb.contexts import corpus_of
 from embedkit.evaluation.mteb.mirror import from_mirror
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.mteb.task_prompts import resolve_prompts
 from embedkit.evaluation.mteb.task_selection import select_tasks
+from embedkit.evaluation.mteb.text_statistics import corpus_of
 from embedkit.evaluation.summary import Summary
 from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.models.contextual.context import Context, similarity
