@@ -82,22 +82,14 @@ class StoreWriter:
     """Appends documents to the stores of a folder, after the last block that is whole there."""
 
     def __init__(self, folder: Path, splits: Sequence[Split], dtype: np.dtype[Any]) -> None:
-        self._folder, self._dtype = folder, dtype
+        self._folder, self._splits, self._dtype = folder, splits, dtype
         self._journal = folder / "blocks.jsonl"
         self._journal.touch()
         # A killed process may have left half a line.
         os.truncate(self._journal, self._journal.read_bytes().rfind(b"\n") + 1)
-        blocks = list(_blocks(self._journal))
-        self.read = sum(block["read"] for block in blocks)
+        self._blocks = list(_blocks(self._journal))
+        self.read = sum(block["read"] for block in self._blocks)
         """Documents of the source that whole blocks account for."""
-        self._written = {
-            split: {
-                kind: sum(block[split][kind] for block in blocks)
-                for kind in ("documents", "tokens")
-            }
-            for split in splits
-        }
-        self._hashes = {split: [block[split]["sha256"] for block in blocks] for split in splits}
         for split in splits:
             self._truncate(split)
         self._begin()
@@ -120,42 +112,42 @@ class StoreWriter:
             block[split] = self._append(split, documents)
         # After the data, so that a block with a line is whole.
         _append(self._journal, f"{json.dumps(block)}\n".encode())
+        self._blocks.append(block)
         self._begin()
 
     def finish(self) -> None:
         """Write what is pending, and what ``TokenStore`` reads first."""
         self.flush()
-        facts = {
-            "dtype": str(self._dtype),
-            "splits": {
-                split: {**counts, "content": sha256_of_text("".join(self._hashes[split]))}
-                for split, counts in self._written.items()
-            },
+        splits = {
+            split: {
+                "documents": self._total(split, "documents"),
+                "tokens": self._total(split, "tokens"),
+                "content": sha256_of_text("".join(b[split]["sha256"] for b in self._blocks)),
+            }
+            for split in self._splits
         }
+        facts = {"dtype": str(self._dtype), "splits": splits}
         (self._folder / "facts.json").write_text(json.dumps(facts))
+
+    def _total(self, split: Split, kind: Literal["documents", "tokens"]) -> int:
+        return sum(block[split][kind] for block in self._blocks)
 
     def _begin(self) -> None:
         self._read = self._size = 0
-        self._pending: dict[Split, list[NDArray[Any]]] = {split: [] for split in self._written}
+        self._pending: dict[Split, list[NDArray[Any]]] = {split: [] for split in self._splits}
 
     def _append(self, split: Split, documents: list[NDArray[Any]]) -> dict[str, Any]:
-        written = self._written[split]
         ids = np.concatenate([np.empty(0, self._dtype), *documents])
-        ends = written["tokens"] + np.cumsum([*map(len, documents)], dtype=np.int64)
+        ends = np.cumsum([*map(len, documents)], dtype=np.int64) + self._total(split, "tokens")
         _append(self._folder / f"{split}.ids", ids.tobytes())
         _append(self._folder / f"{split}.offsets", ends.tobytes())
-        written["documents"] += len(documents)
-        written["tokens"] += len(ids)
-        digest = _digest(ids, ends)
-        self._hashes[split].append(digest)
-        return {"documents": len(documents), "tokens": len(ids), "sha256": digest}
+        return {"documents": len(documents), "tokens": len(ids), "sha256": _digest(ids, ends)}
 
     def _truncate(self, split: Split) -> None:
         """Remove what was written of a block that did not become whole."""
-        written = self._written[split]
         sizes = {
-            "ids": written["tokens"] * self._dtype.itemsize,
-            "offsets": (written["documents"] + 1) * 8,
+            "ids": self._total(split, "tokens") * self._dtype.itemsize,
+            "offsets": (self._total(split, "documents") + 1) * 8,
         }
         for kind, size in sizes.items():
             with (self._folder / f"{split}.{kind}").open("ab") as file:
