@@ -30,7 +30,7 @@ _FAILED = "embedkit/failed"
 
 @contextmanager
 def group(device: torch.device) -> Iterator[None]:
-    """Join the process group that torchrun describes, unless the process is in one already.
+    """Join the process group that torchrun describes, if there is one and none is joined yet.
 
     The process leaves the group when it exits, since torchrun's ranks can rendezvous only once.
     """

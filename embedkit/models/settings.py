@@ -1,4 +1,4 @@
-"""Arguments about models, which commands and Python calls share: types and export targets."""
+"""Arguments about models that commands and Python calls share: precisions and export targets."""
 
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ ExportTarget = Literal["eurobert", "neobert", "onnx", "sentence-transformers"]
 
 
 class DtypeSettings(Section):
-    """Settings of work with a model."""
+    """Settings of all work that loads a model: its precision."""
 
     dtype: Dtype = "auto"
     """The model computes in this type; auto is bf16 where the device multiplies it natively, else
