@@ -95,6 +95,10 @@ def _files(folder: Path, facts: Mapping[str, int]) -> list[BlockFile]:
 
 def _missing(files: Sequence[BlockFile], folder: Path, facts: str) -> list[list[int]] | None:
     """Return the blocks of each file that are to be written, or ``None`` if the store is whole."""
+    # Earlier versions kept unfinished vectors under this name.
+    part = folder.with_name(f"{folder.name}.part")
+    if part.is_dir() and not folder.exists():
+        part.rename(folder)
     missing = [file.missing() for file in files]
     marker = folder / _FACTS
     if not any(missing) and marker.is_file() and marker.read_text() == facts:

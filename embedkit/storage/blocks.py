@@ -156,8 +156,7 @@ class KeyedBlock:
         Shapes: vectors ``(rows, width)``.
         """
         data = np.ascontiguousarray(vectors, np.float32).tobytes()
-        head = hashlib.sha256(data).digest() + cls._SIZES.pack(*vectors.shape)
-        head += keys.tobytes()
+        head = hashlib.sha256(data).digest() + cls._SIZES.pack(*vectors.shape) + keys.tobytes()
         # All files of a folder share this name, so that killed processes leave at most one.
         aside = path.with_name(".aside")
         with written_aside(path, aside=aside, durable=True), aside.open("wb") as file:
@@ -188,9 +187,7 @@ class KeyedBlock:
 
 def _digest_of(block: int, data: bytes) -> bytes:
     """Return a digest that depends on the block's number too, so that blocks cannot be swapped."""
-    digest = hashlib.sha256(block.to_bytes(8, "little"))
-    digest.update(data)
-    return digest.digest()
+    return hashlib.sha256(block.to_bytes(8, "little") + data).digest()
 
 
 def _get(path: Path, offset: int, size: int) -> bytes:

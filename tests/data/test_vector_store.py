@@ -132,6 +132,18 @@ def test_vectors_without_digests_are_not_trusted(
     assert len(calls) == 8
 
 
+def test_unfinished_vectors_of_an_earlier_version_are_taken_up(
+    records: Records, surrogate: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embed(records, surrogate, tmp_path / "vectors")
+    (tmp_path / "vectors" / "documents.f16.digests-4").unlink()
+    (tmp_path / "vectors").rename(tmp_path / "vectors.part")
+    calls = _count_calls(surrogate, monkeypatch)
+    embed(records, surrogate, tmp_path / "vectors")
+    assert len(calls) == 8
+    assert [path.name for path in tmp_path.iterdir()] == ["vectors"]
+
+
 def test_ranks_write_one_store_together(
     records: Records, surrogate: Embedder, tmp_path: Path
 ) -> None:
