@@ -66,7 +66,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when first asked for: torch alone takes seconds to import.
+    # The API is imported when a name is first used, since pydantic and torch take seconds.
     if name not in __all__:
         raise AttributeError(f"module 'embedkit' has no attribute {name!r}")
     return getattr(importlib.import_module("embedkit.api"), name)

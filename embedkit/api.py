@@ -227,9 +227,9 @@ def check_sources(
     """Open and verify sources one after the other; one that is not sound stops no other.
 
     Args:
-        names: of manifests, or their paths; by default all that come with embedkit.
-        recipe: checks all sources of this recipe, in place of ``names``.
-        tokenizer: a model, whose tokenizer makes the token ids of text, which are verified too.
+        names: names of manifests, or their paths; by default all that come with embedkit.
+        recipe: recipe whose sources are all checked, in place of ``names``.
+        tokenizer: model whose tokenizer makes the token ids of text, which are verified too.
     """
     from embedkit.data.inspect_sources import check, chosen
     from embedkit.models.hub import load_tokenizer
@@ -249,12 +249,12 @@ def prepare_data(
     """Tokenize text for pretraining, or fetch, verify and tokenize pairs; yield tables of it all.
 
     Args:
-        names: of manifests of text, or their paths; they need ``tokenizer``.
-        tokenizer: a model, for its tokenizer; by default the recipe's.
-        recipe: prepares all sources of this recipe, in place of ``names``.
+        names: names of manifests of text, or their paths; they need ``tokenizer``.
+        tokenizer: model whose tokenizer is used; by default the recipe's.
+        recipe: recipe whose sources are all prepared, in place of ``names``.
         workers: number of sources of pairs that are opened at a time.
         sample: number of rows of each source of pairs that are tokenized; by default all.
-        on_progress: hears a line whenever a source of pairs is opened or tokenized.
+        on_progress: function called with a line when a source of pairs is opened or tokenized.
     """
     from embedkit.data.text.texts import Texts
     from embedkit.finetuning.prepare_pairs import prepare_pairs

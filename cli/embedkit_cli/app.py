@@ -121,7 +121,7 @@ def finetune(
 
     Under torchrun the command runs on every rank.
     """
-    # Quoted, since the value of an override is TOML.
+    # The name is quoted, since the value of an override is TOML.
     model = [f"model={json.dumps(backbone)}"] if backbone else []
     with _print_how_to_resume():
         api.finetune(

@@ -1,4 +1,4 @@
-"""How the command line is read: the order of commands, help, and mistakes in one line."""
+"""Reads the command line: orders commands, shows help, and reports mistakes in one line."""
 
 import sys
 from typing import Any
@@ -12,14 +12,14 @@ from embedkit_cli.options import flag
 
 
 class Commands(TyperGroup):
-    """A group of commands, which without words prints its help."""
+    """Group of commands, which prints its help if no words are given."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         """Return the names in the order of the work; typer puts groups such as data last."""
         return sorted(self.commands, key=lambda name: name != "data")
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Read the words; where there is none, as if it were ``--help``."""
+        """Read the words; none at all are read as ``--help``."""
         return super().parse_args(ctx, args or ["--help"])
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:

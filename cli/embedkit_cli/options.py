@@ -70,7 +70,7 @@ def with_options(settings: type[Section]) -> Callable[[CommandT], CommandT]:
             *(parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in plain),
             *(_option(name, field) for name, field in fields),
         ]
-        # What typer reads the options from.
+        # Typer reads the options from the signature.
         vars(command)["__signature__"] = inspect.Signature(parameters)
         return command
 

@@ -1,4 +1,4 @@
-"""``embedkit show``, ``batch``, ``explain`` and ``schema``: looking at recipes."""
+"""``embedkit show``, ``batch``, ``explain`` and ``schema``, which print recipes and their keys."""
 
 import json
 from typing import Annotated

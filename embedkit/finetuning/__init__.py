@@ -1,1 +1,1 @@
-"""A fine-tuning run, put together by name. Imports everything below but pretraining/."""
+"""Fine-tuning runs, from recipe to model card. Imports everything below but pretraining/."""

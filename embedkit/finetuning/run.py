@@ -121,7 +121,7 @@ def _finish(
 
 
 def _check_scores(recipe: Recipe, mixture: Mixture) -> None:
-    """Verify that sources have scores if and only if the loss goes by them.
+    """Verify that sources have scores if and only if the loss uses them.
 
     Raises:
         DataError: names a source that lacks scores, or has some that go unused.

@@ -1,1 +1,1 @@
-"""A pretraining run, put together by name. Imports everything below but finetuning/."""
+"""Pretraining runs, from recipe to model. Imports everything below but finetuning/."""

@@ -38,8 +38,7 @@ def as_recipe(recipe: Recipe | str | Path) -> Recipe:
 
 
 def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | PretrainRecipe:
-    """Read a recipe for pretraining or fine-tuning, as its ``objective.kind`` says, and apply
-    ``dotted.key=value`` overrides.
+    """Read a recipe of the kind that its ``objective.kind`` says, and apply overrides.
 
     Raises:
         UserError: there is no such recipe, or it is not valid.

@@ -1,4 +1,1 @@
-"""The loop that knows no loss.
-
-Steps, checkpoints, metrics, run folders. Imports recipe/ downward.
-"""
+"""Training loop, checkpoints, metrics and run folders of any loss. Imports recipe/ downward."""

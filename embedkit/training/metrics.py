@@ -5,7 +5,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -166,13 +166,14 @@ def check_trackers(names: Sequence[str]) -> None:
 
 def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Tracker]:
     """Start the trackers of a recipe, which write into ``folder`` and store ``config``."""
-    kinds: dict[str, Callable[..., Tracker]]
-    kinds = {"tensorboard": _TensorBoard, "wandb": _RunTracker, "trackio": _RunTracker}
-    return [kinds[name](name, folder, config) for name in names]
+    return [
+        _TensorBoard(folder) if name == "tensorboard" else _RunTracker(name, folder, config)
+        for name in names
+    ]
 
 
 class _TensorBoard:
-    def __init__(self, _name: str, folder: Path, _config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder / "tensorboard"))

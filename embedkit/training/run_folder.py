@@ -122,9 +122,7 @@ def claim(path: Path, *, resume: bool, overwrite: bool) -> RunFolder:
 
 
 def describe(folder: RunFolder, recipe: Training, facts: Mapping[str, Any]) -> None:
-    """Write the resolved recipe to ``recipe.toml``, and versions, hardware and ``facts`` to
-    ``run.json``.
-    """
+    """Write ``recipe.toml``, and versions, hardware and ``facts`` into ``run.json``."""
     record = {
         "versions": {name: _version(name) for name in _PACKAGES},
         "python": platform.python_version(),
