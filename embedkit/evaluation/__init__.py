@@ -1,4 +1,4 @@
-"""Scores.
+"""Scores of models: mteb, task folders, pseudo-perplexity, comparison.
 
-mteb, task folders, pseudo-perplexity, comparison. Imports data/, models/, training/ downward.
+Imports data/, models/, training/ downward.
 """

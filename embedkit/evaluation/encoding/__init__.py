@@ -1,1 +1,1 @@
-"""Encoders as mteb asks for them: cached, truncated, in context, over all ranks."""
+"""Encoders of texts for mteb: cached, truncated, in a context, on all ranks."""

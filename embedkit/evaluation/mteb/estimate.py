@@ -36,7 +36,7 @@ _CHARACTERS = 4.2
 
 @dataclass(frozen=True, slots=True)
 class TaskEstimate:
-    """What one task would encode."""
+    """Numbers of the texts that one task would encode."""
 
     name: str
     texts: int
@@ -47,12 +47,12 @@ class TaskEstimate:
     """Number of tokens of the new texts with their prompts, as the model truncates them, estimated
     from a tokenized sample."""
     read: bool
-    """Whether the texts were read; otherwise mteb publishes the counts, characters among them."""
+    """Whether the texts were read; otherwise all numbers follow from counts that mteb publishes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What all tasks would encode with an empty cache, and the measured speed."""
+    """Numbers of the texts that tasks would encode with an empty cache, and the measured speed."""
 
     model: str
     tasks: Sequence[TaskEstimate]

@@ -1,1 +1,1 @@
-"""Tasks of a user's own, read from folders of JSON lines."""
+"""Reads a user's own tasks from folders of JSON lines."""

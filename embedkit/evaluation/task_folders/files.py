@@ -60,6 +60,7 @@ def read_rows(path: Path, **checks: Check) -> Iterator[Row]:
 
 
 def string(value: Any) -> str:
+    """Check a text that may be empty."""
     if not isinstance(value, str):
         raise ValueError(f"must be a string (got {_shown(value)})")
     return value
@@ -72,7 +73,7 @@ def optional_string(value: Any) -> str:
 def text(value: Any) -> str:
     if not string(value).strip():
         raise ValueError("is empty: fill it or drop the line")
-    return string(value)
+    return str(value)
 
 
 def texts(value: Any) -> list[str]:
