@@ -6,6 +6,7 @@ that embedkit wrote there.
 
 import glob
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -79,8 +80,10 @@ def whole_folder(folder: Path, kind: Kind) -> Iterator[Path]:
         hashes = {name: sha256_of_file(path) for name, path in _files(aside).items()}
         write_json(aside / MARKER, {"written_by": "embedkit", "holds": kind, "sha256": hashes})
         # Only the owner could read the temporary folder, and the weights written by safetensors.
+        mask = os.umask(0o077)
+        os.umask(mask)
         for path in (aside, *aside.rglob("*")):
-            path.chmod(0o755 if path.is_dir() else 0o644)
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
         check_replaceable(folder, kind)
         with set_aside(folder) as final:
             aside.rename(final)

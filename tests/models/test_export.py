@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -168,11 +169,19 @@ def test_what_a_kill_has_left_of_an_export_is_removed_by_the_next(
     assert {path.name for path in tmp_path.iterdir()} == {"model", ".model.mine"}
 
 
-def test_an_export_can_be_read_by_others_than_its_maker(exported: Path) -> None:
-    modes = {path: path.stat().st_mode & 0o777 for path in exported.glob("mean/**/*")}
-    assert exported / "mean" / "model.safetensors" in modes
-    assert {mode for path, mode in modes.items() if path.is_file()} == {0o644}
-    assert (exported / "mean").stat().st_mode & 0o777 == 0o755
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_an_export_can_be_read_by_those_whom_the_umask_lets(
+    tiny_model: Path, tmp_path: Path, mask: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        write_model(load(tiny_model), tmp_path / "model")
+    finally:
+        os.umask(before)
+    modes = {path: path.stat().st_mode & 0o777 for path in tmp_path.glob("model/**/*")}
+    assert tmp_path / "model" / "model.safetensors" in modes
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o666 & ~mask}
+    assert (tmp_path / "model").stat().st_mode & 0o777 == 0o777 & ~mask
 
 
 def test_the_default_prompt_outlives_an_export(exported: Path, tmp_path: Path) -> None:
