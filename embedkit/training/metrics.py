@@ -30,10 +30,9 @@ class Tracker(Protocol):
 class Metrics:
     """Context manager that collects the metrics of each step and writes them in blocks.
 
-    Values may be tensors on a device: they are read when a block is written, so that the loop does
-    not wait for the device at every step. If ``peak_flops``, the peak of the hardware in floating
-    point operations per second, is given, ``flops`` of a step are replaced by ``mfu``, the share of
-    the peak that the step used.
+    Values may be tensors on a device: they are copied to the CPU when a block is written. If
+    ``peak_flops``, the peak of the hardware in floating point operations per second, is given,
+    ``flops`` of a step are replaced by ``mfu``, the share of the peak that the step used.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A run from its start or checkpoint to its end, and its loop, which knows no loss and no data."""
+"""Trains a run from its start or a checkpoint to its end, with any objective and any batches."""
 
 import os
 import time
