@@ -69,7 +69,7 @@ class File(Section):
 class FilesSource(Section):
     kind: Literal["files"]
     files: tuple[File, ...] = Field(min_length=1, strict=False)
-    """Files of jsonl, csv, tsv (these also as .gz, .xz, .zst) or parquet, read in this order."""
+    """Files of jsonl, csv, tsv, txt (these also as .gz, .xz, .zst) or parquet, in reading order."""
     reader: AnyReader | None = None
     """Reader of files in another format. If unset, the files' suffixes say how they are read."""
 
