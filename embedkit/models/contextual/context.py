@@ -1,6 +1,7 @@
 """Embedded documents that a two-stage model reads with every text, and vectors that record them."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -89,20 +90,59 @@ class Embeddings(NDArray[np.float32]):
         self.context = getattr(origin, "context", "")
 
     def __array_ufunc__(self, ufunc: Any, method: Any, *inputs: Any, **options: Any) -> Any:
-        contexts = {value.context for value in inputs if isinstance(value, Embeddings)}
-        if len(contexts) > 1:
-            one, other = sorted(contexts)
-            raise UserError(
-                f"vectors were embedded in the contexts {one[:12]} and {other[:12]}: such vectors "
-                "cannot be compared; embed all in one context"
-            )
-        plain = [value.vectors if isinstance(value, Embeddings) else value for value in inputs]
-        return getattr(ufunc, method)(*plain, **options)
+        out = options.pop("out", ())
+        _check_one_context([*inputs, *out])
+        if out:
+            options["out"] = _plain(out)
+        result = getattr(ufunc, method)(*_plain(inputs), **options)
+        # As in numpy, vectors that are changed in place, and their context, are the result.
+        return out[0] if len(out) == 1 and out[0] is not None else result
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        if function not in _PRODUCTS:
+            return super().__array_function__(function, types, args, options)
+        _check_one_context([*args, *options.values()])
+        return function(*_plain(args), **{name: _plain(value) for name, value in options.items()})
+
+    def dot(self, other: Any, out: Any = None) -> Any:
+        return np.dot(self, other, out)
+
+    def __reduce__(self) -> Any:
+        return Embeddings, (self.vectors, self.context)
 
     @property
     def vectors(self) -> NDArray[np.float32]:
         """Vectors as a plain array, without their context."""
         return np.asarray(self)
+
+
+_PRODUCTS = {
+    *(np.dot, np.inner, np.vdot, np.outer, np.tensordot, np.einsum, np.kron, np.cross),
+    *(np.linalg.multi_dot, np.linalg.tensordot, np.linalg.outer, np.linalg.cross),
+    *(np.corrcoef, np.cov),
+}
+"""Functions of numpy that compare vectors and are not ufuncs."""
+
+
+def _check_one_context(values: Sequence[Any]) -> None:
+    """Raise UserError if vectors among ``values``, or in lists of them, have several contexts."""
+    contexts = set()
+    for value in values:
+        inside = value if isinstance(value, list | tuple) else [value]
+        contexts |= {each.context for each in inside if isinstance(each, Embeddings)}
+    if len(contexts) > 1:
+        one, other = sorted(contexts)[:2]
+        raise UserError(
+            f"vectors were embedded in the contexts {one[:12]} and {other[:12]}: such vectors "
+            "cannot be compared; embed all in one context"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in which vectors, also those in a list or tuple, are plain arrays."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value))
+    return value.vectors if isinstance(value, Embeddings) else value
 
 
 def similarity(queries: Embeddings, documents: Embeddings) -> NDArray[np.float32]:

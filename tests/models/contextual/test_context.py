@@ -1,6 +1,7 @@
 """Texts embedded in a context of real words, by a tiny encoder."""
 
 import json
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -291,6 +292,29 @@ def test_vectors_are_arrays_that_refuse_those_of_another_context() -> None:
     np.testing.assert_array_equal(here @ here[:2].T, np.eye(3)[:, :2])
     assert type(here @ here.T) is np.ndarray
     assert type(here.vectors) is np.ndarray
-    for mixed in (lambda: here @ there.T, lambda: here - there, lambda: np.minimum(here, there)):
+    comparisons: list[Callable[[], object]] = [
+        lambda: here @ there.T,
+        lambda: here - there,
+        lambda: np.minimum(here, there),
+        lambda: np.dot(here, there.T),
+        lambda: here.dot(there.T),
+        lambda: np.inner(here, there),
+        lambda: np.einsum("id,jd->ij", here, there),
+        lambda: np.linalg.multi_dot([here, there.T]),
+        lambda: np.multiply(here, 2, out=there.copy()),
+    ]
+    for mixed in comparisons:
         with pytest.raises(UserError, match="cannot be compared"):
             mixed()
+    assert type(np.dot(here, here.T)) is np.ndarray
+
+
+def test_vectors_that_are_changed_in_place_or_pickled_keep_their_context() -> None:
+    vectors = Embeddings(np.eye(3, dtype=np.float32), "a" * 64)
+    halved = vectors.copy()
+    halved /= 2
+    for same in (halved * 2, pickle.loads(pickle.dumps(vectors))):
+        np.testing.assert_array_equal(same, vectors.vectors)
+    for kept in (halved, pickle.loads(pickle.dumps(vectors))):
+        assert isinstance(kept, Embeddings)
+        assert kept.context == vectors.context
