@@ -14,7 +14,7 @@ from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone, shape_of
 from embedkit.models.contextual.context import Context
 from embedkit.models.embedding_model import EmbeddingModel, Role
-from embedkit.models.encoding import embed_texts
+from embedkit.models.encoding import embed_texts, prompt_of
 from embedkit.models.pooling import identity_of_pooling, pooling_named
 from embedkit.storage.hashing import sha256_of, sha256_of_json
 from embedkit.tokens.batch import TokenBatch
@@ -85,7 +85,7 @@ class Embedder(nn.Module, EmbeddingModel):
     ) -> NDArray[np.float32]:
         if context is not None:
             raise UserError(f"context: {self.name} has one stage and reads none; leave it out")
-        prefix = self.prompts.get(role, "") if role and prompt is None else prompt or ""
+        prefix = prompt_of(self, role) if prompt is None else prompt
         return embed_texts(
             self, texts, prefix, self, max_tokens=max_tokens, show_progress=show_progress
         )

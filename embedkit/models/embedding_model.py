@@ -91,8 +91,9 @@ class EmbeddingModel(Protocol):
             show_progress: whether to show a progress bar.
 
         Raises:
-            UserError: ``texts`` holds something other than texts, or a context is missing, was made
-                by another model, or is given to a model of one stage.
+            UserError: ``texts`` holds something other than texts, ``role`` or ``max_tokens`` is
+                wrong, or a context is missing, was made by another model, or is given to a model
+                of one stage.
         """
         ...
 

@@ -2,13 +2,14 @@
 
 import reprlib
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embedkit.errors import UserError
-from embedkit.models.embedding_model import EmbeddingModel
+from embedkit.models.embedding_model import EmbeddingModel, Role
 from embedkit.tokens.batch import TokenBatch, chunks_by_budget
 from embedkit.tokens.tokenizer import Tokenize
 
@@ -34,13 +35,15 @@ def embed_texts(
     ``EmbeddingModel.encode``.
 
     Raises:
-        UserError: ``texts`` holds something other than texts.
+        UserError: ``texts`` holds something other than texts, or ``max_tokens`` is below 1.
     """
     from rich.progress import track
 
     assert isinstance(model, nn.Module)
     listed = _listed(texts)
-    limit = min(max_tokens or model.max_tokens, model.max_tokens)
+    if max_tokens is not None and max_tokens < 1:
+        raise UserError(f"max_tokens = {max_tokens}: pass a number of tokens of 1 or more")
+    limit = model.max_tokens if max_tokens is None else min(max_tokens, model.max_tokens)
     tokenize, was_training = Tokenize(model.tokenizer), model.training
     vectors = np.empty((len(listed), model.width), dtype=np.float32)
     model.eval()
@@ -54,6 +57,20 @@ def embed_texts(
     finally:
         model.train(was_training)
     return vectors[0] if isinstance(texts, str) else vectors
+
+
+def prompt_of(model: EmbeddingModel, role: str | None) -> str:
+    """Return the prompt that a model stores for a role, "" if it stores none.
+
+    Raises:
+        UserError: ``role`` is neither a role of retrieval nor the name of a stored prompt.
+    """
+    if role is None:
+        return ""
+    if role not in get_args(Role) and role not in model.prompts:
+        known = ", ".join(dict.fromkeys([*get_args(Role), *model.prompts]))
+        raise UserError(f"role = {role!r}: {model.name} knows {known}")
+    return model.prompts.get(role, "")
 
 
 def _listed(texts: str | Sequence[str]) -> list[str]:

@@ -161,6 +161,23 @@ def test_what_is_no_text_is_refused(tiny: Embedder, given: Any, told: str) -> No
             encode(given)
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"role": "qury"}, "role = 'qury': .* knows query, document, clustering"),
+        ({"max_tokens": 0}, "max_tokens = 0: pass a number of tokens of 1 or more"),
+        ({"max_tokens": -1}, "max_tokens = -1: pass"),
+    ],
+)
+def test_a_role_or_a_length_that_means_nothing_is_refused(
+    tiny: Embedder, given: Any, told: str
+) -> None:
+    tiny.prompts = {"clustering": "c: "}
+    with pytest.raises(UserError, match=told):
+        tiny.encode(["a"], **given)
+    assert np.array_equal(tiny.encode(["a"], role="query"), tiny.encode(["a"]))
+
+
 def test_queries_and_documents_get_the_models_prompts(tiny: Embedder) -> None:
     assert np.array_equal(tiny.encode_query(["a"]), tiny.encode(["a"]))
     tiny.prompts = {"query": "q: ", "document": "d: "}

@@ -22,7 +22,7 @@ from embedkit.models.contextual.prefix import Slots, prepare_to_read
 from embedkit.models.contextual.weights_hash import WeightsHash
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel, Role
-from embedkit.models.encoding import embed_texts
+from embedkit.models.encoding import embed_texts, prompt_of
 from embedkit.models.pooling import mean_by_text
 from embedkit.recipe import ContextualConfig
 from embedkit.storage.hashing import sha256_of_json
@@ -199,7 +199,7 @@ class Contextual(nn.Module, EmbeddingModel):
         if context is not self.frozen:
             self.check_made(context)
         if prompt is None:
-            prompt = self.prompts.get(role or "document", "")
+            prompt = prompt_of(self, role or "document")
         vectors = context.vectors.to(self.device)
         embedded = embed_texts(
             self,
