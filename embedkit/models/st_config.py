@@ -55,6 +55,11 @@ def read_stored(folder: str) -> Stored:
     if not limit and of_tokenizer and of_tokenizer < _NO_LIMIT:
         limit = of_tokenizer
     settings = read_json(root / "config_sentence_transformers.json")
+    if kept := settings.get("truncate_dim"):
+        raise UserError(
+            f"{folder}: cuts its vectors to {kept} features, which embedkit does not do; take "
+            "truncate_dim out of config_sentence_transformers.json to use whole vectors"
+        )
     return Stored(
         encoder=str(encoder),
         pooling=_pooling(folder, pooling),
@@ -93,7 +98,19 @@ def describes_two_stages(config: Mapping[str, Any]) -> bool:
 def _modules(folder: str) -> dict[str, str]:
     """Return the path of each module by the last part of its type."""
     listed = read_json(Path(folder) / "modules.json")
-    modules = {str(module["type"]).split(".")[-1]: str(module["path"]) for module in listed}
+    try:
+        modules = {str(module["type"]).split(".")[-1]: str(module["path"]) for module in listed}
+    except (KeyError, TypeError):
+        raise UserError(
+            f"{folder}: modules.json is not a list of modules, each with a type and a path; copy "
+            "it anew from where the model comes from"
+        ) from None
+    for path in map(Path, modules.values()):
+        if path.is_absolute() or ".." in path.parts:
+            raise UserError(
+                f"{folder}: modules.json names {path}, and only folders inside are read; copy it "
+                "there, and name it by its relative path"
+            )
     if unknown := sorted(set(modules) - {"Transformer", "Pooling", "Normalize"}):
         raise UserError(
             f"{folder}: modules.json has {', '.join(unknown)}, which embedkit cannot train; "
@@ -111,7 +128,8 @@ def _pooling(folder: str, config: Mapping[str, Any]) -> str:
     # sentence-transformers writes a name from 5.4 on, and before a switch for each pooling.
     named = config.get("pooling_mode")
     switched = [mode for mode, key in STOCK_MODES.items() if config.get(key)]
-    modes = [named] if named else switched
+    # A list of names is concatenated.
+    modes = list(named) if isinstance(named, list) else [named] if named else switched
     pooling = pooling_with_stock_mode(modes[0]) if len(modes) == 1 else None
     if pooling is None:
         raise UserError(

@@ -6,7 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from tokenizers import normalizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from embedkit.storage.hashing import sha256_of_json
 from embedkit.tokens.batch import TokenBatch
@@ -66,6 +67,26 @@ def without_truncation(tokenizer: PreTrainedTokenizerBase) -> Any:
         backend.no_truncation()
         backend.no_padding()
     return backend
+
+
+def lowercased(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that lowercases first, as sentence-transformers' do_lower_case does."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        # Tokenizers in Python that can lowercase have a switch for it.
+        vars(tokenizer)["do_lower_case"] = True
+        return tokenizer
+    rules = [backend.normalizer] if backend.normalizer else []
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rules])
+    # A tokenizer of a model's own class would drop the new rule when it is saved and loaded again.
+    generic: PreTrainedTokenizerBase = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=tokenizer.model_max_length,
+        model_input_names=tokenizer.model_input_names,
+        truncation_side=tokenizer.truncation_side,
+        **tokenizer.special_tokens_map,
+    )
+    return generic
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

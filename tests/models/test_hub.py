@@ -13,7 +13,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from support.tiny_bert import MINILM, real_tokenizer
-from transformers import RobertaConfig, RobertaForMaskedLM
+from transformers import (
+    AutoTokenizer,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    T5Config,
+    T5EncoderModel,
+    T5ForConditionalGeneration,
+    XLNetConfig,
+    XLNetModel,
+)
 
 from embedkit.errors import UserError
 from embedkit.models import hub
@@ -81,6 +90,50 @@ def test_a_limit_that_only_the_tokenizer_states_is_taken(tiny_model: Path, tmp_p
         json.dumps(json.loads(of_tokenizer.read_text()) | {"model_max_length": 32})
     )
     assert hub.load(str(tmp_path / "model")).max_tokens == 32
+
+
+def test_vectors_that_a_folder_cuts_short_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    write_model(hub.load(str(tiny_model)), tmp_path / "model")
+    path = tmp_path / "model" / "config_sentence_transformers.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncate_dim": 8}))
+    check_refused(str(tmp_path / "model"), "cuts its vectors to 8 features")
+
+
+def test_a_folder_that_lowercases_does_so_also_when_it_is_written_again(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    write_model(hub.load(str(tiny_model)), tmp_path / "model")
+    tokenizer: Any = AutoTokenizer.from_pretrained(MINILM, do_lower_case=False)
+    tokenizer.save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "sentence_bert_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"do_lower_case": True}))
+    texts = ["Fever", "ÄRGER and Chills", "fever"]
+    theirs = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(texts)
+    ours = hub.load(str(tmp_path / "model"))
+    write_model(ours, tmp_path / "again")
+    np.testing.assert_allclose(ours.encode(texts), theirs, atol=1e-5)
+    again = SentenceTransformer(str(tmp_path / "again"), device="cpu").encode(texts)
+    np.testing.assert_allclose(again, theirs, atol=1e-5)
+    assert hub.load(str(tmp_path / "again")).identity == ours.identity
+
+
+@pytest.mark.parametrize("published", [T5EncoderModel, T5ForConditionalGeneration])
+def test_a_t5_is_read_as_its_encoder(published: Any, tmp_path: Path) -> None:
+    config = T5Config(vocab_size=30522, d_model=32, d_kv=16, num_layers=2, num_heads=2, d_ff=48)
+    published(config).save_pretrained(tmp_path)
+    real_tokenizer().save_pretrained(tmp_path)
+    theirs = SentenceTransformer(str(tmp_path), device="cpu")
+    ours = hub.load(str(tmp_path)).encode(TEXTS)
+    expected = theirs.encode(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
+
+
+def test_an_encoder_without_a_limit_has_its_tokenizers(tmp_path: Path) -> None:
+    XLNetModel(
+        XLNetConfig(vocab_size=30522, d_model=32, n_layer=1, n_head=2, d_inner=48)
+    ).save_pretrained(tmp_path)
+    real_tokenizer().save_pretrained(tmp_path)
+    assert hub.load(str(tmp_path)).max_tokens == 512
 
 
 @pytest.mark.slow
@@ -224,6 +277,15 @@ MAX = {"pooling_mode_max_tokens": True}
         (
             modules("Transformer", "Pooling", pooling={"pooling_mode": "lasttoken"}),
             "pools by lasttoken",
+        ),
+        (
+            modules("Transformer", "Pooling", pooling={"pooling_mode": ["cls", "mean"]}),
+            r"pools by cls \+ mean",
+        ),
+        (write("modules.json", '[{"idx": 0}]'), "modules.json is not a list of modules, each with"),
+        (
+            write("modules.json", '[{"type": "a.Transformer", "path": "../other"}]'),
+            r"modules.json names \.\./other, and only folders inside are read",
         ),
     ],
 )

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 from support.tiny_neobert import YARN, tiny_neobert, write_with_tokenizer
 from transformers import AutoTokenizer
 
@@ -90,3 +91,15 @@ def test_an_ablation_has_no_graph(tmp_path: Path) -> None:
     own = write_with_tokenizer(tiny_neobert(norm="layernorm"), tmp_path / "own")
     with pytest.raises(UserError, match="has no ONNX form: its norm is layernorm"):
         export(str(own), tmp_path / "graph", to="onnx")
+
+
+def test_what_torch_cannot_write_as_a_graph_is_refused_in_one_line(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_given: object, **_options: object) -> None:
+        raise torch.onnx.OnnxExporterError("Failed to decompose.\nNext steps: ...")
+
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    with pytest.raises(UserError, match="torch cannot write a bert as a graph; --to sentence-"):
+        export(str(tiny_model), tmp_path / "graph", to="onnx")
+    assert not (tmp_path / "graph").exists()
