@@ -122,7 +122,7 @@ def finetune(
     Under torchrun the command runs on every rank.
     """
     # The name is quoted, since the value of an override is TOML.
-    model = [f"model={json.dumps(backbone)}"] if backbone else []
+    model = [f"model={json.dumps(backbone)}"] if backbone is not None else []
     with _print_how_to_resume():
         api.finetune(
             api.load_recipe(recipe, [*overrides, *model]),

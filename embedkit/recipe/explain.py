@@ -5,12 +5,14 @@ import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Any
 
 from embedkit.config import find, read_toml
 from embedkit.errors import UserError
 from embedkit.recipe.finetune_recipe import Recipe
 from embedkit.recipe.pretrain_recipe import PretrainRecipe
+from embedkit.recipe.renamed_keys import RENAMED
 from embedkit.recipe.training_settings import Training
 
 PAPER_RECIPES = ("neobert-1024", "neobert-4096", "unified", "cde-stage1", "cde-stage2")
@@ -56,6 +58,8 @@ def explain(key: str) -> str:
         schema = section.model_json_schema()
         known += _keys(kind, "", schema, schema["$defs"])
     matches = [field for field in known if field.path == key]
+    if not matches and key in RENAMED:
+        raise UserError(f"{key}: was renamed {RENAMED[key]}")
     if not matches:
         raise UserError(f"{key}: no recipe has such a key{_near(key, known)}")
     texts: dict[str, list[str]] = {}
@@ -151,9 +155,9 @@ def _evidence(key: str) -> list[str]:
 
 
 def _comment(text: str, table: str, key: str) -> str:
-    """Return the comment that stands right above a key in a recipe's file."""
+    """Return the comment right above a key; the first of the file is about the whole recipe."""
     current, comment = "", []
-    for line in text.splitlines():
+    for line in dropwhile(lambda line: line.startswith("#"), text.splitlines()):
         if line.startswith("#"):
             comment.append(line.removeprefix("#").strip())
             continue

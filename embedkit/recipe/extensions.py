@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import reduce
 from importlib.metadata import EntryPoint, entry_points
 from operator import or_
-from typing import Annotated, Any, Generic
+from typing import Annotated, Any, Generic, Literal, get_origin
 
-from pydantic import Field, GetJsonSchemaHandler, TypeAdapter
+from pydantic import Field, GetJsonSchemaHandler, TypeAdapter, create_model
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -76,8 +76,13 @@ class Kinds(Generic[SectionT]):
     def __get_pydantic_json_schema__(
         self, _core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Describe a field annotated with the kinds as a choice of the built-in ones."""
-        choice: Any = reduce(or_, self.built_in.values())
+        """Describe a field annotated with the kinds as a choice of them, registered ones included.
+
+        Raises:
+            UserError: a registered kind cannot be loaded.
+        """
+        registered = [name for name in names(self.group) if name not in self.built_in]
+        choice: Any = reduce(or_, map(self._tagged, [*self.built_in, *registered]))
         tagged: Any = Annotated[choice, Field(discriminator="kind")]
         return handler(TypeAdapter(tagged).core_schema)
 
@@ -100,6 +105,14 @@ class Kinds(Generic[SectionT]):
             f"{type(section).__name__}: is not registered in {self.group} as {kind!r}, so nothing "
             "tells its versions apart: register it, or give it a string identity"
         )
+
+    def _tagged(self, kind: str) -> type[SectionT]:
+        """Return the section of a kind, with that kind as the only value of its field ``kind``."""
+        section = self._section(kind)
+        if get_origin(section.model_fields["kind"].annotation) is Literal:
+            return section
+        only: Any = (Literal[kind], kind)
+        return create_model(section.__name__, __base__=section, __doc__=section.__doc__, kind=only)
 
     def _section(self, kind: Any) -> type[SectionT]:
         if kind in list(self.built_in):

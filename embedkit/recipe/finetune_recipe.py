@@ -158,7 +158,7 @@ class Recipe(Training):
     epochs: PositiveFloat | None = None
     """Length of the run in passes over the mixture. Exactly one of ``steps`` and ``epochs`` is
     set."""
-    model: str
+    model: str = Field(min_length=1)
     """The encoder to train: a hub id, a folder, ``package:<distribution>/<path>``, or
     ``starter``."""
     embedder: ModelSettings = ModelSettings()

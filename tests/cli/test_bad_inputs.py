@@ -187,6 +187,9 @@ BAD = {
     "backbone_missing": Bad(
         ("./nowhere: no such folder",), words=(*FINETUNE, "--backbone", "./nowhere")
     ),
+    "backbone_empty": Bad(
+        ("recipe.toml: model: String should have",), words=(*FINETUNE, "--backbone", "")
+    ),
     "model_without_weights": Bad(
         ("model: cannot be loaded: ", "model.safetensors"),
         prepare=lambda folder: without(folder, "model.safetensors"),

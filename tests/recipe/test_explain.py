@@ -6,6 +6,7 @@ from embedkit.config import shipped
 from embedkit.errors import UserError
 from embedkit.recipe import explain, load_any_recipe
 from embedkit.recipe.explain import PAPER_RECIPES
+from embedkit.recipe.renamed_keys import RENAMED
 
 
 def test_a_key_has_type_default_and_description() -> None:
@@ -56,6 +57,14 @@ def test_a_value_stands_with_the_comment_above_it() -> None:
     assert "  neobert-1024: 0.0006\n      As the paper says; the released" in page
     # Nothing stands above this one.
     assert "  cde-stage1: 5e-05\n  cde-stage2" in page
+    # What stands above a recipe's first key is on the recipe.
+    assert "  neobert-1024: 0\n  neobert-4096: 0\n" in explain("seed")
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_name_of_a_key_is_answered_with_its_new_one(old: str, new: str) -> None:
+    with pytest.raises(UserError, match=f"^{old}: was renamed {new}$"):
+        explain(old)
 
 
 def test_a_key_of_two_kinds_is_explained_for_both() -> None:

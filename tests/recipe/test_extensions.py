@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import tomli_w
+from support.json_schema import violations
 
 from embedkit.errors import UserError
-from embedkit.recipe import Recipe, extensions, load_recipe
+from embedkit.recipe import Recipe, explain, extensions, load_recipe
 from embedkit.recipe.pair_objectives import OBJECTIVES
 
 TABLES: dict[str, Any] = {
@@ -56,6 +57,30 @@ def test_a_registered_section_reads_back_with_its_fields(
     assert extensions.names("embedkit.objectives") == ["mine"]
     with pytest.raises(UserError, match=r"Mine\.implementation = \'nowhere:Mine\' cannot be load"):
         read.objective.build()
+
+
+@pytest.mark.parametrize("kind", ['kind: Literal["mine"] = "mine"', 'kind: str = "mine"'])
+def test_a_registered_section_is_in_the_schema_and_explained(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"mine_{len(kind)}"
+    code = SECTION.replace('kind: Literal["mine"] = "mine"', kind)
+    register(tmp_path / "site", "first", f"{module}:Mine", code)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    schema = Recipe.model_json_schema()
+    for objective, mistakes in (
+        ({"kind": "mine", "strength": 2.0}, 0),
+        ({"kind": "contrastive", "temperature": 0.1}, 0),
+        ({"kind": "contrastive", "strength": 2.0}, 1),
+        ({"kind": "mine", "strenght": 2.0}, 1),
+        ({"kind": "other"}, 1),
+    ):
+        found = violations(TABLES | {"objective": objective}, schema, schema)
+        assert bool(found) == bool(mistakes), (objective, found)
+    assert explain("objective.strength").splitlines()[:2] == [
+        "objective.strength (fine-tuning, objective.kind = mine)",
+        "  number, default 1.0",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -110,10 +110,10 @@ def _bound(holds: Any) -> Any:
     return check
 
 
-def _length(holds: Any) -> Any:
+def _length(holds: Any, *kinds: type) -> Any:
     def check(value: Any, bound: int, _schema: Schema, _root: Schema, path: str) -> list[str]:
-        applies = isinstance(value, list | tuple)
-        return [f"{path}: {len(value)} items"] if applies and not holds(len(value), bound) else []
+        applies = isinstance(value, kinds)
+        return [f"{path}: {len(value)} long"] if applies and not holds(len(value), bound) else []
 
     return check
 
@@ -132,9 +132,10 @@ _CHECKS: Mapping[str, Any] = {
     "exclusiveMaximum": _bound(lambda value, bound: value < bound),
     "exclusiveMinimum": _bound(lambda value, bound: value > bound),
     "items": _items,
-    "maxItems": _length(lambda size, bound: size <= bound),
+    "maxItems": _length(lambda size, bound: size <= bound, list, tuple),
     "maximum": _bound(lambda value, bound: value <= bound),
-    "minItems": _length(lambda size, bound: size >= bound),
+    "minItems": _length(lambda size, bound: size >= bound, list, tuple),
+    "minLength": _length(lambda size, bound: size >= bound, str),
     "minimum": _bound(lambda value, bound: value >= bound),
     "oneOf": _one_of,
     "pattern": _pattern,
