@@ -64,12 +64,20 @@ def file_of(model: str, name: str) -> Path | None:
         return None
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file, or an empty dict if the file does not exist."""
+def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
+    """Return the ``kind`` in a JSON file, or an empty one if the file does not exist.
+
+    Raises:
+        UserError: the file is no JSON, or holds something else.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else kind()
     except ValueError as error:
         raise UserError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(content, kind):
+        expected = "an object" if kind is dict else "a list"
+        raise UserError(f"{path}: is not {expected}; copy it anew from where the model comes from")
+    return content
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -115,7 +123,7 @@ def check_weight_files(encoder: str, *, named: str | None = None) -> None:
     """
     if file_of(encoder, _ADAPTER):
         raise UserError(
-            f"{encoder}: holds an adapter ({_ADAPTER}) beside its weights; merge the two with "
+            f"{encoder}: holds an adapter ({_ADAPTER}); merge it into the weights of its base with "
             "peft's merge_and_unload, save the result, and pass its folder"
         )
     if named is not None:
@@ -157,6 +165,8 @@ def _shards(index: Path) -> list[str]:
     """Return the sorted names of the weight files that an index lists, without repetition."""
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        if not names:
+            raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
             f"{index}: is not an index of weights; copy it anew from where the model comes from"

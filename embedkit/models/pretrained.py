@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
@@ -25,6 +26,15 @@ _TASK_HEADS = """
     qa_classifier qa_outputs score sequence_summary start_logits
 """
 """Names in transformers of heads for classification, multiple choice and question answering."""
+_LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+    StrictDataclassError,
+)
+"""Errors of transformers; the last is of a config.json with values that do not go together."""
 _COMPUTED = {"inv_freq", "position_ids", "token_type_ids"}
 """Names of buffers that older releases of transformers stored and that are computed now."""
 
@@ -52,7 +62,7 @@ def from_pretrained(kind: Any, path: str, model: str, **options: Any) -> Any:
     try:
         with quietly():
             return kind.from_pretrained(path, trust_remote_code=False, **options)
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+    except _LOADING_ERRORS as error:
         if options.get("use_safetensors"):
             refuse_pickle(path)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

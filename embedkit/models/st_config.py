@@ -1,5 +1,6 @@
 """Reads the settings that a model's folder stores in the format of sentence-transformers."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -7,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.errors import UserError
-from embedkit.models.model_files import fetched, file_of, read_json, refuse_pickle
+from embedkit.models.model_files import (
+    check_weight_files,
+    fetched,
+    file_of,
+    read_json,
+    refuse_pickle,
+)
 from embedkit.models.pooling import STOCK_MODES, pooling_with_stock_mode
 
 _NO_LIMIT = 10**6
@@ -36,10 +43,13 @@ def read_stored(folder: str) -> Stored:
     """
     folder = located(folder)
     root = Path(folder)
+    if root.is_dir():
+        check_weight_files(folder)
     if not (root / "modules.json").is_file():
         if root.is_dir() and not (root / "config.json").is_file():
             refuse_pickle(folder)
             raise UserError(f"{folder}: holds neither modules.json nor config.json")
+        read_json(root / "config.json")
         return Stored(encoder=folder)
     if describes_two_stages(read_json(root / "config.json")):
         raise UserError(
@@ -59,6 +69,13 @@ def read_stored(folder: str) -> Stored:
         raise UserError(
             f"{folder}: cuts its vectors to {kept} features, which embedkit does not do; take "
             "truncate_dim out of config_sentence_transformers.json to use whole vectors"
+        )
+    measure = settings.get("similarity_fn_name") or "cosine"
+    if measure != "cosine" and "Normalize" not in modules:
+        warnings.warn(
+            f"{folder}: compares vectors of any length by {measure}; embedkit's have unit length, "
+            "so that its scores may differ from those of sentence-transformers",
+            stacklevel=2,
         )
     return Stored(
         encoder=str(encoder),
@@ -97,7 +114,7 @@ def describes_two_stages(config: Mapping[str, Any]) -> bool:
 
 def _modules(folder: str) -> dict[str, str]:
     """Return the path of each module by the last part of its type."""
-    listed = read_json(Path(folder) / "modules.json")
+    listed = read_json(Path(folder) / "modules.json", list)
     try:
         modules = {str(module["type"]).split(".")[-1]: str(module["path"]) for module in listed}
     except (KeyError, TypeError):

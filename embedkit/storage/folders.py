@@ -157,7 +157,7 @@ def _read_marker(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     known = isinstance(marker, dict) and marker.keys() == {"written_by", "holds", "sha256"}
-    return marker if known else None
+    return marker if known and isinstance(marker["sha256"], dict) else None
 
 
 def _is(path: Path | None, digest: str) -> bool:

@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,18 @@ def test_vectors_that_a_folder_cuts_short_are_refused(tiny_model: Path, tmp_path
     path = tmp_path / "model" / "config_sentence_transformers.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"truncate_dim": 8}))
     check_refused(str(tmp_path / "model"), "cuts its vectors to 8 features")
+
+
+def test_a_measure_that_needs_lengths_is_mentioned(tiny_model: Path, tmp_path: Path) -> None:
+    write_model(hub.load(str(tiny_model)), tmp_path / "model")
+    path = tmp_path / "model" / "config_sentence_transformers.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"similarity_fn_name": "dot"}))
+    with warnings.catch_warnings(action="error"):
+        hub.load(str(tmp_path / "model"))
+    modules = json.loads((tmp_path / "model" / "modules.json").read_text())
+    (tmp_path / "model" / "modules.json").write_text(json.dumps(modules[:2]))
+    with pytest.warns(UserWarning, match="compares vectors of any length by dot"):
+        hub.load(str(tmp_path / "model"))
 
 
 def test_a_folder_that_lowercases_does_so_also_when_it_is_written_again(
@@ -237,8 +250,10 @@ def write(name: str, text: str) -> Callable[[Path], None]:
     return edit
 
 
-def remove(*patterns: str) -> Callable[[Path], None]:
+def remove(*patterns: str, adapter: bool = False) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
+        if adapter:
+            (folder / "adapter_config.json").write_text("{}")
         for pattern in patterns:
             for path in folder.glob(pattern):
                 path.unlink()
@@ -266,7 +281,7 @@ MAX = {"pooling_mode_max_tokens": True}
         (cut_the_weights, "cannot be loaded: .*not fully covered"),
         (remove("tokenizer*", "vocab*"), "has no vocabulary; add its tokenizer.json"),
         (remove("config.json"), "holds neither modules.json nor config.json"),
-        (write("config.json", "{"), "not a valid JSON file"),
+        (write("config.json", "{"), r"config\.json: not valid JSON: .* line 1"),
         (write("modules.json", "["), r"modules\.json: not valid JSON: .* line 1"),
         (modules("Transformer", "Pooling", "Dense"), "has Dense, which embedkit cannot train"),
         (modules("Transformer", "Normalize"), "modules.json has no Pooling; pass the folder of"),
@@ -281,6 +296,13 @@ MAX = {"pooling_mode_max_tokens": True}
         (
             modules("Transformer", "Pooling", pooling={"pooling_mode": ["cls", "mean"]}),
             r"pools by cls \+ mean",
+        ),
+        (write("config.json", "[]"), r"config\.json: is not an object; copy it anew"),
+        (write("modules.json", "{}"), r"modules\.json: is not a list; copy it anew"),
+        (remove("config.json", "model.safetensors", adapter=True), "holds an adapter"),
+        (
+            edit_config(model_type="modernbert", num_hidden_layers=1, layer_types=["a", "b"]),
+            "cannot be loaded",
         ),
         (write("modules.json", '[{"idx": 0}]'), "modules.json is not a list of modules, each with"),
         (

@@ -98,7 +98,8 @@ def test_shards_beside_their_index_are_read(loader: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", '{"weight_map": 1}', '{"weight_map": {"a": []}}']
+    "text",
+    ["{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": 1}', '{"weight_map": {"a": []}}'],
 )
 def test_a_damaged_index_is_named(text: str, loader: str, tmp_path: Path) -> None:
     write, load = LOADERS[loader]
@@ -185,6 +186,6 @@ def test_an_adapter_is_not_left_out_unsaid(loader: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "model")
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(
-        UserError, match=r"holds an adapter .*; merge the two with peft's merge_and"
+        UserError, match=r"holds an adapter .*; merge it into .* with peft's merge_and"
     ):
         load(str(folder))

@@ -57,6 +57,11 @@ def have_a_marker_of_ones_own(folder: Path) -> None:
     (folder / "embedkit.json").write_text('{"theme": "dark"}')
 
 
+def break_the_marker(folder: Path) -> None:
+    path = folder / "embedkit.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sha256": []}))
+
+
 def add_four_files(folder: Path) -> None:
     for name in "abcd":
         (folder / name).write_text("mine\n")
@@ -70,6 +75,7 @@ def add_four_files(folder: Path) -> None:
         (add_a_link, r"or they were changed: part/weights; move them elsewhere"),
         (add_four_files, "changed: a, b, c and 1 more; move them elsewhere"),
         (remove_the_marker, r"holds no embedkit\.json that .*; delete it yourself, or choose"),
+        (break_the_marker, r"holds no embedkit\.json that marks it as written by emb"),
         (have_a_marker_of_ones_own, r"holds no embedkit\.json that marks it as written by emb"),
     ],
 )
