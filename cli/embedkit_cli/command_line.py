@@ -1,5 +1,6 @@
 """Reads the command line: orders commands, shows help, and reports mistakes in one line."""
 
+import errno
 import sys
 from typing import Any
 
@@ -9,6 +10,13 @@ from typer.core import TyperGroup
 
 from embedkit.errors import ArgumentError, UserError
 from embedkit_cli.options import flag
+
+_FILE_SYSTEM_ERRORS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOSPC, errno.EDQUOT),
+    *(errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG),
+)
+"""Errors that are no bugs: missing permissions, a full disk, and paths where something else is."""
 
 
 class Commands(TyperGroup):
@@ -26,7 +34,8 @@ class Commands(TyperGroup):
         """Run a command, and exit with its code.
 
         Raises:
-            UserError: the words are wrong; arguments are named by their options.
+            UserError: the words are wrong, arguments being named by their options; or a file cannot
+                be written or read where it is.
         """
         extra["standalone_mode"] = False
         try:
@@ -35,6 +44,11 @@ class Commands(TyperGroup):
             raise UserError(error.written(flag)) from None
         except typer.TyperException as error:
             raise UserError(_mistake(error)) from None
+        except OSError as error:
+            if error.errno not in _FILE_SYSTEM_ERRORS:
+                raise
+            file = "" if error.filename is None else f"{error.filename}: "
+            raise UserError(f"{file}{error.strerror}") from error
         if standalone_mode:
             sys.exit(code or 0)
         return code

@@ -76,6 +76,8 @@ class BatchSampler:
         seed: int,
     ) -> None:
         for source in sources:
+            if source.rows == 0:
+                raise DataError(f"source {source.name} has no rows: leave it out")
             if source.batches == 0:
                 raise DataError(
                     f"source {source.name} has {source.rows} rows, fewer than one batch of "

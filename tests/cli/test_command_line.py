@@ -1,6 +1,7 @@
 """How the command line reads words: help, versions, completion, and mistakes in one line."""
 
 import ast
+import errno
 import os
 import re
 import subprocess
@@ -139,6 +140,53 @@ def test_a_mistake_in_a_program_is_not_taken_for_one_of_words(
     result = CliRunner().invoke(app, ["explain", "optim.lr"])
     assert isinstance(result.exception, KeyError)
     assert not isinstance(result.exception, UserError)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "a/b"), "a/b: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (FileExistsError(errno.EEXIST, "File exists", "a"), "a: File exists"),
+        (OSError(errno.EIO, "Input/output error", "a/b"), None),
+    ],
+)
+def test_a_disk_that_cannot_be_written_is_answered_in_one_line(
+    error: OSError,
+    line: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from embedkit import api
+
+    def full(*_args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(api, "explain", full, raising=False)
+    monkeypatch.setattr(sys, "argv", ["embedkit", "explain", "optim.lr"])
+    with pytest.raises(OSError if line is None else SystemExit) as ended:
+        main()
+    if line is not None:
+        assert isinstance(ended.value, SystemExit)
+        assert ended.value.code == 2
+        assert capsys.readouterr().err == f"error: {line}\n"
+
+
+def test_a_cache_that_cannot_be_made_is_answered_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "pairs.jsonl").write_text('{"query": "a", "positive": "b"}\n')
+    manifest = tmp_path / "pairs.toml"
+    files = f'[{{ path = "{tmp_path}/pairs.jsonl" }}]'
+    manifest.write_text(f'[source]\nkind = "files"\nfiles = {files}\n')
+    monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(sys, "argv", ["embedkit", "data", "show", str(manifest)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"error: {tmp_path}/file/cache/hashes: Not a directory"]
 
 
 def completed(*words: str) -> set[str]:

@@ -169,6 +169,8 @@ def test_a_source_smaller_than_its_batch_is_refused() -> None:
     sources = [Source("fits", 8, 8), Source("mine", 5, 8)]
     with pytest.raises(DataError, match="source mine has 5 rows, fewer than one batch of 8: set"):
         BatchSampler(sources, [1.0, 1.0], steps=10, seed=0)
+    with pytest.raises(DataError, match="source none has no rows: leave it out"):
+        BatchSampler([Source("none", 0, 8)], [1.0], steps=10, seed=0)
 
 
 @pytest.mark.parametrize(
