@@ -55,9 +55,10 @@ def test_contenders_take_turns_and_the_warm_up_does_not_count() -> None:
 def test_the_peak_is_that_of_the_call_and_not_of_the_process_before() -> None:
     before = np.ones(2**24)
     del before
-    total, peak = harness.peak_beyond(lambda: float(np.ones(2**22).sum()))
-    assert total == 2**22
-    assert peak / harness.MIB == pytest.approx(32, abs=4)
+    # glibc takes more than 32 MiB from the kernel; less may be memory that an earlier test freed.
+    total, peak = harness.peak_beyond(lambda: float(np.ones(2**23).sum()))
+    assert total == 2**23
+    assert peak / harness.MIB == pytest.approx(64, abs=4)
     assert harness.peak_bytes(CPU) >= peak
 
 
