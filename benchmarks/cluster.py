@@ -207,7 +207,9 @@ def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rows", type=int, default=1_000_000, help="Points of the largest size that is timed."
     )
-    parser.add_argument("--remark", default="", help="What else the machine did, for the record.")
+    parser.add_argument(
+        "--remark", default="", help="Note on the machine's other load, kept with the results."
+    )
     return parser.parse_args(words)
 
 

@@ -1,4 +1,4 @@
-"""What a training step of the contextual model costs beside one of the plain model.
+"""Measures the cost of a training step of the contextual model beside one of the plain model.
 
 Both are made around one encoder and take the same batches of real text, forward, backward and Adam.
 Every row of the table is measured in a process of its own, one after the other.

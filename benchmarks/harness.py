@@ -1,4 +1,4 @@
-"""What the benchmarks share: processes of their own, rounds in turns, peak memory, result files."""
+"""Runs benchmarks in fresh processes and in turns, measures peak memory, writes result files."""
 
 import argparse
 import importlib
@@ -81,7 +81,7 @@ def in_turns(
 
 @dataclass(frozen=True)
 class Spread:
-    """What several rounds measured."""
+    """Median, minimum and maximum over several rounds."""
 
     median: float
     min: float

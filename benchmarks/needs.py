@@ -1,4 +1,4 @@
-"""What a benchmark needs beyond the base install, asked before its imports take their seconds."""
+"""Checks the extras that a benchmark needs before its imports, which take seconds."""
 
 import sys
 from importlib.util import find_spec

@@ -141,7 +141,7 @@ def make_contenders(lengths: list[int], layers: int, device: torch.device) -> Co
 
 @dataclass(frozen=True)
 class Timing:
-    """What one step took."""
+    """Time and peak memory of one step."""
 
     seconds: float
     peak: int

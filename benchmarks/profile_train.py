@@ -1,4 +1,4 @@
-"""Where the time of a fine-tuning step goes: by operator, and by part of the step.
+"""Profiles fine-tuning steps: prints the time of each operator and of each part of a step.
 
 Usage::
 

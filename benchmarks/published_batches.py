@@ -61,7 +61,9 @@ def rows_of_source(
 
 def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = harness.make_parser(__doc__, "published_batches.md")
-    parser.add_argument("table", type=Path, metavar="DIR", help="What embedkit cluster wrote.")
+    parser.add_argument(
+        "table", type=Path, metavar="DIR", help="Output folder of embedkit cluster."
+    )
     parser.add_argument(
         "--limit", type=int, default=50_000, help="Rows of the largest source that is compared."
     )

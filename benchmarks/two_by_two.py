@@ -55,7 +55,7 @@ LAST = 30
 
 @dataclass(frozen=True)
 class Run:
-    """What was measured of one run."""
+    """Measurements of one run."""
 
     condition: str
     seed: int

@@ -1,4 +1,4 @@
-"""What the models of two_by_two.py have learned: to tell near documents apart, to read a context.
+"""Measures if models of two_by_two.py tell near documents apart, and if they use their context.
 
 Each takes batches of 64 pairs of every source, contextual and random ones, and looks for the
 document of each query among those of its batch. A model of two stages does so in several contexts:

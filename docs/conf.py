@@ -1,4 +1,4 @@
-"""How Sphinx builds the pages of this folder into a site: ``make docs``."""
+"""Settings with which Sphinx builds the pages of this folder into a site: ``make docs``."""
 
 import sys
 from pathlib import Path

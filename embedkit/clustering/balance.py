@@ -21,7 +21,7 @@ _ROUNDS = 20
 
 
 def equal_clusters(points: Tensor, size: int, backend: Backend, *, seed: int) -> Tensor:
-    """Which cluster each point belongs to; -1 for the ``n % size`` that lie furthest out.
+    """Return the cluster of each point, -1 for the ``n % size`` points that lie furthest out.
 
     Shapes: points ``(n, p)``, fp32, unit-norm, on the backend's device; the result ``(n,)``, int64,
     has every number below ``n // size`` exactly ``size`` times.
@@ -93,7 +93,7 @@ def rounded(points: Tensor, centroids: Tensor, offers: Offers, prices: Tensor, s
 
 
 def _turns(groups: Tensor, num: int) -> Tensor:
-    """How many earlier elements are of the same group, for each; ``(n,)``."""
+    """Return for each element the number of earlier ones in its group, ``(n,)``."""
     order = torch.argsort(groups, stable=True)
     counts = torch.bincount(groups, minlength=num)
     turns = torch.empty_like(groups)

@@ -1,4 +1,4 @@
-"""How hard batches are, measured on whole surrogate vectors: those of a table and random ones."""
+"""Measures on whole surrogate vectors how hard a table's batches and random ones are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _MEASURED = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quality:
-    """How hard some batches are. Shapes: b batches, r rows in all of them."""
+    """Measures of hardness of some batches. Shapes: b batches, r rows in all of them."""
 
     cohesion: NDArray[np.float64]
     """Mean cosine of a batch's pairs to their common mean, ``(b,)``."""

@@ -13,7 +13,7 @@ BackendName = Literal["torch", "faiss"]
 
 
 class ClusteringSettings(DtypeSettings):
-    """How the sources of a recipe are divided into batches of near pairs."""
+    """Settings for dividing the sources of a recipe into batches of near pairs."""
 
     dims: PositiveInt = 128
     """k-means works in this many principal axes of the surrogate's vectors."""

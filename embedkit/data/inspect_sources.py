@@ -39,7 +39,7 @@ class ShippedSource:
     name: str
     kind: Literal["pairs", "text"]
     rows: str
-    """What the manifest says of the number of rows."""
+    """Number of rows that the manifest states, if it does."""
     license: str
 
 

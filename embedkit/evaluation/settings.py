@@ -13,7 +13,7 @@ ComparisonFormat = Literal["text", "csv", "latex", "markdown"]
 
 
 class EvaluationSettings(DtypeSettings):
-    """How a model is scored, whatever the tasks."""
+    """Settings of scoring a model, which hold for all tasks."""
 
     instructions: Instructions | None = None
     """paper puts the NeoBERT paper's instructions (tables 8 and 9) before the texts of the tasks
@@ -67,7 +67,7 @@ def _positions(value: Any) -> Any:
 
 
 class PerplexitySettings(DtypeSettings):
-    """Which tokens of which documents are masked."""
+    """Settings of pseudo-perplexity: the documents, their lengths, and the tokens to mask."""
 
     lengths: Annotated[tuple[int, ...], BeforeValidator(_numbers)] = Field(
         strict=False, examples=["512,1024"]

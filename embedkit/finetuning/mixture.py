@@ -129,7 +129,7 @@ def _batches_per_step(recipe: Recipe, ranks: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SourceShare:
-    """How often one source is read."""
+    """Frequency with which a run reads one source."""
 
     source: str
     rows: int
@@ -143,7 +143,7 @@ class SourceShare:
     deviations: float
     """Distance of the drawn steps from the expected ones, in standard deviations."""
     passes: float
-    """How often all of its rows are read."""
+    """Number of times that all of its rows are read."""
 
 
 def sampling_shares(

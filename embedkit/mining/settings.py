@@ -13,7 +13,7 @@ StoreType = Literal["fp16", "fp32"]
 
 
 class MiningSettings(DtypeSettings):
-    """How many negatives mining finds, in which ranks, and how far below the positive."""
+    """Settings of mining: number of negatives, their ranks, and their margin to the positive."""
 
     negatives: PositiveInt = 5
     """Each row gets at most this many negatives."""

@@ -8,7 +8,7 @@ from embedkit.config import Section
 
 
 class ContextualConfig(Section):
-    """How the second encoder reads the first encoder's embeddings of the context documents.
+    """Settings by which the second encoder reads the first one's vectors of context documents.
 
     By default the only untrained parts between two pretrained encoders are a norm and a null
     vector. The released checkpoints of Morris and Rush (2024, "Contextual Document Embeddings")

@@ -31,7 +31,7 @@ POOLINGS = "embedkit.poolings"
 
 
 class ModelSettings(Section):
-    """How vectors are made from an encoder's states."""
+    """Settings by which vectors are made from an encoder's states."""
 
     pooling: str | None = None
     """A text's vector is the mean of its tokens' states (``mean``), the state of the first token
@@ -125,7 +125,7 @@ Instructions = Literal["none", "paper"]
 
 
 class Evaluation(Section):
-    """What a run is evaluated on, and when."""
+    """Tasks that a run is evaluated on, and the steps at which it is."""
 
     held_out: bool = False
     """The run is evaluated on the concepts that the mixture's manifests hold out."""
@@ -162,7 +162,7 @@ class Recipe(Training):
     """The encoder to train: a hub id, a folder, ``package:<distribution>/<path>``, or
     ``starter``."""
     embedder: ModelSettings = ModelSettings()
-    """How vectors are made from the encoder's states."""
+    """Settings by which vectors are made from the encoder's states."""
     data: Data
     """The pairs that the run reads."""
     lora: Lora | None = None
@@ -170,9 +170,9 @@ class Recipe(Training):
     objective: AnyPairObjective = Contrastive()
     """The loss that training minimizes."""
     context: ContextualConfig | None = None
-    """How the second encoder of ``objective.kind = "contextual"`` reads what the first one made."""
+    """Settings of the two stages, for ``objective.kind = "contextual"`` alone."""
     evaluation: Evaluation = Evaluation()
-    """What the run is evaluated on, and when."""
+    """Tasks that the run is evaluated on, and the steps at which it is."""
 
     @property
     def batches_per_rank(self) -> bool:

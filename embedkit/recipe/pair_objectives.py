@@ -20,7 +20,7 @@ from embedkit.recipe.extensions import Kinds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a loss needs of a run. A run depends on its loss in no other way."""
+    """Requirements of a loss. A run depends on its loss in no other way."""
 
     cross_device: bool = True
     """Whether the documents of all ranks are negatives. Otherwise, with contextual batches, each
@@ -49,7 +49,7 @@ class PairObjective(Section):
 
     @property
     def needs(self) -> Needs:
-        """What the loss needs of a run."""
+        """Requirements of the loss."""
         return Needs()
 
     def build(self) -> Any:
@@ -103,7 +103,7 @@ class GivenObjective(PairObjective):
 
     @property
     def needs(self) -> Needs:
-        """What the object needs of a run."""
+        """Requirements of the object."""
         return getattr(self.given, "needs", Needs())
 
     def build(self) -> Any:
@@ -163,7 +163,7 @@ class InfoNCE(PairObjective):
 
     @property
     def needs(self) -> Needs:
-        """What the loss needs of a run."""
+        """Requirements of the loss."""
         return Needs(
             cross_device=self.cross_device,
             surrogate_vectors=self.false_negatives != "off",
@@ -192,7 +192,7 @@ class InContext(InfoNCE):
 
     @property
     def needs(self) -> Needs:
-        """What the loss needs of a run."""
+        """Requirements of the loss."""
         return replace(super().needs, context=True)
 
 

@@ -74,10 +74,10 @@ class TextData(Section):
     max_tokens: int = Field(ge=8)
     """Number of tokens of the longest sequence, special tokens included."""
     packing: Literal["none", "exact", "crossing"] = "none"
-    """How documents fill rows. ``none``: a row is the beginning of one document (paper, section
-    3.2). ``exact``: a row holds as many documents as fit, each attending to itself only, and the
-    rest of a long document goes into further rows. ``crossing``: documents are concatenated, and a
-    row is the next ``max_tokens`` tokens as one sequence."""
+    """Way to fill rows with documents. ``none``: a row is the beginning of one document (paper,
+    section 3.2). ``exact``: a row holds as many documents as fit, each attending to itself only,
+    and the rest of a long document goes into further rows. ``crossing``: documents are
+    concatenated, and a row is the next ``max_tokens`` tokens as one sequence."""
     batch_tokens: PositiveInt
     """Number of tokens of a step over all ranks, which makes ``batch_tokens // max_tokens``
     rows."""
@@ -119,7 +119,7 @@ class MaskedLM(Section):
 
 
 class HeldOutLoss(Section):
-    """When the loss on held-out text is measured, and on how much of it."""
+    """Interval and amount of measuring the loss on held-out text."""
 
     every: PositiveInt | None = None
     """Number of steps between two measurements. If unset, there is only one, at the end."""
@@ -136,13 +136,13 @@ class PretrainRecipe(Training):
     init_from: str | None = None
     """Training starts from the weights in this folder, of a run or of a model."""
     start: Start = Start()
-    """How the decoder begins, where the weights are random."""
+    """Initialization of the decoder where the weights are random."""
     data: TextData
     """The text that the run reads."""
     objective: MaskedLM
     """The loss that training minimizes."""
     held_out: HeldOutLoss = HeldOutLoss()
-    """When the loss on held-out text is measured, and on how much of it."""
+    """Interval and amount of measuring the loss on held-out text."""
     shard: bool = False
     """Whether weights, gradients and moments are split over the ranks (FSDP2)."""
     compile: bool = False

@@ -43,7 +43,7 @@ class Optim(Section):
 
 
 class Checkpoints(Section):
-    """When a run writes checkpoints, and how many it keeps."""
+    """Interval at which a run writes checkpoints, and the number it keeps."""
 
     every: PositiveInt = 500
     """Number of steps between two checkpoints. The last step always makes one."""
@@ -52,7 +52,7 @@ class Checkpoints(Section):
 
 
 class Logging(Section):
-    """Where the metrics of a run go."""
+    """Destinations of the metrics of a run."""
 
     every: PositiveInt = 10
     """Number of steps between two writes of ``metrics.jsonl``, which has a line for every step."""
@@ -75,9 +75,9 @@ class Training(Section):
     optim: Optim
     """The optimizer, and the course of its learning rate."""
     checkpoints: Checkpoints = Checkpoints()
-    """When the run writes checkpoints, and how many it keeps."""
+    """Interval at which the run writes checkpoints, and the number it keeps."""
     logging: Logging = Logging()
-    """Where the metrics of the run go."""
+    """Destinations of the metrics of the run."""
 
 
 RecipeT = TypeVar("RecipeT", bound=Training)

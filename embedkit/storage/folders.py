@@ -19,7 +19,7 @@ from embedkit.storage.atomic import write_json, write_text
 from embedkit.storage.hashing import sha256_of_file
 
 Kind = Literal["a model", "mined pairs", "held-out tasks"]
-"""What a folder may hold."""
+"""Contents that a folder may be marked with."""
 
 MARKER = "embedkit.json"
 _SHOWN = 3

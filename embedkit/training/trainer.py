@@ -136,28 +136,28 @@ def run_training(
                 after_step=job.evaluator.after_step,
             )
             start = 0
-            if resume:
-                # Rank 0 alone looks for the checkpoint, since it renames damaged ones.
-                newest, remarks = distributed.on_main(
-                    partial(
-                        run_folder.newest_checkpoint,
-                        folder,
-                        facts,
-                        allow_world_size_change=allow_world_size_change,
-                    )
-                )
-                for remark in remarks:
-                    console.print(f"note: {remark}", soft_wrap=True)
-                if newest is not None:
-                    trainer.restore(newest)
-                    start = newest.step
-                    console.print(f"resuming after step {start}")
+            if resume and (newest := _newest(folder, facts, console, allow_world_size_change)):
+                trainer.restore(newest)
+                start = newest.step
+                console.print(f"resuming after step {start}")
             distributed.on_main(partial(run_folder.describe, folder, job.recipe, facts))
             distributed.on_main(partial(truncate_lines, folder.metrics, start))
             job.evaluator.before(start)
             trainer.fit(start)
         job.finish()
     return folder
+
+
+def _newest(
+    folder: RunFolder, facts: Mapping[str, object], console: Console, allow_world_size_change: bool
+) -> checkpoint.Checkpoint | None:
+    """Return the checkpoint to continue from, on every rank, and print what was passed over."""
+    find = partial(run_folder.newest_checkpoint, allow_world_size_change=allow_world_size_change)
+    # Rank 0 alone looks for the checkpoint, since it renames damaged ones.
+    newest, remarks = distributed.on_main(partial(find, folder, facts))
+    for remark in remarks:
+        console.print(f"note: {remark}", soft_wrap=True)
+    return newest
 
 
 def _be_deterministic(device: torch.device) -> None:

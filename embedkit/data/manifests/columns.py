@@ -24,7 +24,7 @@ _EACH = None
 
 
 class ColumnPath:
-    """Where a value lies in a row: ``a.b`` a field, ``a[0]`` an element, ``a[].b`` all elements'.
+    """Path to a value in a row: ``a.b`` a field, ``a[0]`` an element, ``a[].b`` all elements'.
 
     A column whose name is the whole path wins over its parts. What is not there in a list, or below
     a null, is ``None``.

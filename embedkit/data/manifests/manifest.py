@@ -69,7 +69,7 @@ class TextHeldOut(Section):
 
 
 class RowDescription(Section):
-    """Which rows of a source become examples, whether pairs or documents."""
+    """Settings that choose the rows of a source that become examples: pairs or documents."""
 
     filter: Annotated[str, AfterValidator(lambda text: RowFilter(text).text)] | None = None
     """Only the rows for which this condition holds are kept, e.g. ``score > 4``."""
@@ -83,10 +83,10 @@ class RowDescription(Section):
 
 
 class Description(RowDescription):
-    """How rows become training pairs, wherever they come from."""
+    """Settings by which rows of any source become training pairs."""
 
     columns: Columns = Columns()
-    """Which value of a row plays which part in a training pair."""
+    """Paths to the values of a row that play each part in a training pair."""
     ignore: Names = ()
     """Columns without a part; ``negatives`` stands for all that are negatives by their names."""
     same_label: SameLabel | None = None
@@ -127,10 +127,10 @@ class Description(RowDescription):
 
 
 class TextDescription(RowDescription):
-    """How rows become documents, wherever they come from."""
+    """Settings by which rows of any source become documents."""
 
     columns: TextColumns = TextColumns()
-    """Which values of a row make its text."""
+    """Paths to the values of a row that make its text."""
     held_out: TextHeldOut | None = None
     """Documents that training never sees, on which the loss is measured."""
 
@@ -161,7 +161,7 @@ class Located(Section):
     name: SkipJsonSchema[str]
     """Name of the manifest's file, which is not written in it."""
     source: Source
-    """Where the rows lie."""
+    """Location of the rows: hub, files, shards or a package."""
     rows: PositiveInt | None = None
     """Expected rows after filtering, dropping and deduplication, before any are held out."""
 

@@ -25,7 +25,7 @@ PathTexts = Annotated[tuple[PathText, ...], _OneOrMore]
 
 
 class TextColumns(Section):
-    """Which values of a row make its text, as paths: ``a``, ``a.b``, ``a[0]``, ``a[].b``."""
+    """Paths to the values of a row that make its text: ``a``, ``a.b``, ``a[0]``, ``a[].b``."""
 
     text: PathTexts = ("text",)
     """One or several paths to the text. Several texts are joined, each on a line of its own; empty
@@ -41,7 +41,7 @@ class TextColumns(Section):
 
 
 class Columns(Section):
-    """Which value of a row plays which part, as paths: ``a``, ``a.b``, ``a[0]``, ``a[].b``.
+    """Paths to the values that play each part in a pair: ``a``, ``a.b``, ``a[0]``, ``a[].b``.
 
     For a part that is not named here, the columns that are called like it are taken.
     """

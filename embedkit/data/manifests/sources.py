@@ -86,7 +86,7 @@ class PackageSource(Section):
     """SHA-256 of the file; for docstrings the hash of
     the hashes of all modules."""
     reader: AnyReader
-    """How rows are made from the file."""
+    """Reader that makes rows of the file."""
 
 
 Source = Annotated[

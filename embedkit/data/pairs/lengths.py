@@ -37,7 +37,7 @@ class Lengths:
     rows: int = 0
     """Number of rows that were read."""
     counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)
-    """How many texts have 0, 1, 2, ... tokens, by role: query, positive and negatives. A role
+    """Numbers of texts with 0, 1, 2, ... tokens, by role: query, positive and negatives. A role
     without texts is missing."""
 
     def add(self, role: str, lengths: Sequence[int] | NDArray[np.int64]) -> None:

@@ -24,7 +24,7 @@ class RowStream:
 
     name: str
     unit: str
-    """What the rows' numbers count: ``row`` or ``line``."""
+    """Unit that the rows' numbers count: ``row`` or ``line``."""
     rows: Iterable[tuple[int, Row]]
 
 

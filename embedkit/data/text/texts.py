@@ -34,7 +34,7 @@ _CHARACTERS = 2**22
 class Document(NamedTuple):
     text: str
     concept: str | None
-    """What the row is about, or the text itself; documents are held out by their concept."""
+    """Concept by which the document may be held out: the row's own, or the text itself."""
 
 
 class Texts(RowSource):

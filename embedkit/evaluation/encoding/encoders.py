@@ -26,7 +26,7 @@ ResultT = TypeVar("ResultT")
 
 
 class TextEncoder(Protocol):
-    """What evaluation needs of a model."""
+    """Interface that evaluation requires of a model."""
 
     @property
     def name(self) -> str: ...

@@ -29,7 +29,7 @@ _SAMPLE = 128
 """Number of texts of each side of a task that are tokenized."""
 _BATCH = 64
 _SECONDS = 5.0
-"""How long samples are encoded, over and over if need be, to measure the speed."""
+"""Seconds for which samples are encoded, repeatedly if need be, to measure the speed."""
 _CHARACTERS = 4.2
 """Mean number of characters of a token of English text under WordPiece."""
 

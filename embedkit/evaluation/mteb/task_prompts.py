@@ -10,7 +10,7 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from embedkit.tokens.prompts import SEARCH
 
 Origin = Literal["none", "the model's own", "the paper's", "the task folder's own"]
-"""Where a task's prompts come from; an aggregate's are the last of these that a part has."""
+"""Origins of a task's prompts; an aggregate takes the last of these that any of its parts has."""
 
 
 class Prompts(NamedTuple):

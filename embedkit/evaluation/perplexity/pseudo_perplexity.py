@@ -70,17 +70,13 @@ def evaluate_perplexity(
     settings = from_arguments(PerplexitySettings, options)
     device = distributed.local_device()
     autocast = precision.autocast_dtype(settings.dtype, device)
-    displayed = [hub.display_name(typed) for typed in models]
-    # Where display names clash, results name the models as the user did.
-    clash = {name for name in displayed if displayed.count(name) > 1}
-    names = [t if name in clash else name for t, name in zip(models, displayed, strict=True)]
     # All is opened and checked before anything is scored, which may take hours.
     subjects = [_open(name, data, settings) for name in models]
     results = ResultFile(Path(output) / "documents.jsonl")
     points = []
     total = sum(len(documents) for *_, lengths in subjects for documents in lengths.values())
     with progress_of(total, console) as progress:
-        for name, (model, mask_id, lengths) in zip(names, subjects, strict=True):
+        for name, (model, mask_id, lengths) in zip(_names(models), subjects, strict=True):
             nn.Module.to(model, device)
             scorer = MaskedTokenScorer(model, mask_id, autocast=autocast)
             identity = scorer.identity
@@ -102,6 +98,15 @@ def evaluate_perplexity(
     if remark := plot(points, Path(output) / "perplexity"):
         print_line(progress.console, remark)
     return points
+
+
+def _names(models: Sequence[str]) -> list[str]:
+    """Return the names of models in the results: as the user typed them if display names clash."""
+    displayed = [hub.display_name(typed) for typed in models]
+    return [
+        typed if displayed.count(name) > 1 else name
+        for typed, name in zip(models, displayed, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

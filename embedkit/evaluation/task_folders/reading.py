@@ -49,7 +49,7 @@ def read_task_folders(folder: Path) -> list[AbsTask]:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a type of task is read and scored, as in MTEB(eng, v1)."""
+    """Reader and metric of a type of task, as in MTEB(eng, v1)."""
 
     base: type[AbsTask]
     type: str

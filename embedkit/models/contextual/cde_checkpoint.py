@@ -65,25 +65,8 @@ def converted(
         )
     first, first_weights = _encoder(under(weights, f"{_FIRST}embedder."), folder)
     second, second_weights = _encoder(under(weights, f"{_SECOND}backbone."), folder)
-    prompts = _soft_prompts(weights)
-    slots, has_null = int(config["transductive_corpus_size"]), _NULL in weights
-    unrotated = bool(config.get("disable_transductive_rotary_embedding", True))
-    dropout = float(config.get("transductive_sequence_dropout_prob") or 0)
-    contextual = ContextualConfig(
-        num_context=slots,
-        context_dropout=dropout if has_null else 0.0,
-        null_vector=has_null,
-        include_prompt=not config.get("pool_ignore_instruction_tokens", False),
-        soft_prompts=len(prompts),
-        context_projection=True,
-        context_norm=False,
-        output_projection=True,
-        output_residual="DatasetTransformer" not in (config.get("architectures") or ()),
-        # The released code leaves out the positions of NomicBERT's context alone.
-        position_free=isinstance(second, NomicBertConfig) and unrotated,
-        first_position=slots,
-        entry="published",
-    )
+    prompts, has_null = _soft_prompts(weights), _NULL in weights
+    contextual = _contextual_config(config, second, len(prompts), has_null=has_null)
     named = {
         "first.": first_weights,
         "second.": second_weights,
@@ -103,6 +86,33 @@ def converted(
     return description, {
         f"{prefix}{name}": weight for prefix, part in named.items() for name, weight in part.items()
     }
+
+
+def _contextual_config(
+    config: Mapping[str, Any],
+    second: NomicBertConfig | ModernBertConfig,
+    soft_prompts: int,
+    *,
+    has_null: bool,
+) -> ContextualConfig:
+    slots = int(config["transductive_corpus_size"])
+    unrotated = bool(config.get("disable_transductive_rotary_embedding", True))
+    dropout = float(config.get("transductive_sequence_dropout_prob") or 0)
+    return ContextualConfig(
+        num_context=slots,
+        context_dropout=dropout if has_null else 0.0,
+        null_vector=has_null,
+        include_prompt=not config.get("pool_ignore_instruction_tokens", False),
+        soft_prompts=soft_prompts,
+        context_projection=True,
+        context_norm=False,
+        output_projection=True,
+        output_residual="DatasetTransformer" not in (config.get("architectures") or ()),
+        # The released code leaves out the positions of NomicBERT's context alone.
+        position_free=isinstance(second, NomicBertConfig) and unrotated,
+        first_position=slots,
+        entry="published",
+    )
 
 
 def _soft_prompts(weights: Mapping[str, Tensor]) -> Tensor:
