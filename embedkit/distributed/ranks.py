@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
 
 from embedkit.errors import UserError
 
@@ -38,19 +39,14 @@ def group(device: torch.device) -> Iterator[None]:
         # Rank 0 may evaluate for hours while the others wait at the next collective.
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(hours=6))
-        atexit.register(_leave)
+        atexit.register(dist.destroy_process_group)
     try:
         yield
     except BaseException:
         # Leaving the group waits for the other ranks, which may wait for this one in a collective;
         # torchrun ends them once this process has exited.
-        atexit.unregister(_leave)
+        atexit.unregister(dist.destroy_process_group)
         raise
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def rank() -> int:
@@ -147,7 +143,8 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     """Return the sum of ``values`` over all ranks, without a gradient."""
     if world_size() == 1:
         return values
-    total = values.detach().clone()
+    # A copy is reduced: the values are the caller's, or a gradient that autograd shares.
+    total = values.detach().clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total)
     return total
 
@@ -171,12 +168,25 @@ def gather(rows: Tensor) -> tuple[Tensor, int]:
     """
     if world_size() == 1:
         return rows, 0
-    mine = torch.tensor([len(rows)], device=rows.device)
-    lengths = [torch.zeros_like(mine) for _ in range(world_size())]
-    dist.all_gather(lengths, mine)
-    counts = [int(length) for length in lengths]
-    gathered: Tensor = _Gather.apply(rows, counts)
-    return gathered, sum(counts[: rank()])
+    counts = torch.zeros(world_size(), dtype=torch.int64, device=rows.device)
+    counts[rank()] = len(rows)
+    counts = sum_over_ranks(counts)
+    begin, whole = int(counts[: rank()].sum()), int(counts.sum())
+    # Zeros stand for the rows of other ranks: ``all_gather`` would need equally many on each.
+    around = [0, 0] * (rows.ndim - 1) + [begin, whole - begin - len(rows)]
+    return _Sum.apply(F.pad(rows, around)), begin
+
+
+class _Sum(torch.autograd.Function):
+    """Sum over all ranks, whose gradient is the sum of the gradients on all ranks."""
+
+    @staticmethod
+    def forward(_ctx: Any, values: Tensor) -> Tensor:
+        return sum_over_ranks(values)
+
+    @staticmethod
+    def backward(_ctx: Any, *grads: Tensor) -> Tensor:
+        return sum_over_ranks(grads[0])
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
@@ -186,45 +196,16 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """
     if world_size() == 1:
         return
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     bucket: list[Tensor] = []
-    size = 0
-    for gradient in (parameter.grad for parameter in parameters):
-        if gradient is None or isinstance(gradient, DTensor):
-            continue
-        bucket.append(gradient)
-        size += gradient.numel()
-        if size >= _BUCKET_ELEMENTS:
-            _average(bucket)
-            bucket, size = [], 0
-    if bucket:
-        _average(bucket)
-
-
-def _average(gradients: list[Tensor]) -> None:
-    """Average gradients over ranks in place, by one collective."""
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    dist.all_reduce(flat)
-    flat /= world_size()
-    parts = flat.split([gradient.numel() for gradient in gradients])
-    for gradient, part in zip(gradients, parts, strict=True):
-        gradient.copy_(part.view_as(gradient))
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, counts: list[int]) -> Tensor:
-        ctx.counts = counts
-        # ``all_gather`` requires equal shapes: rows are padded to the longest part, then unpadded.
-        padded = rows.new_zeros(max(counts), *rows.shape[1:])
-        padded[: len(rows)] = rows
-        parts = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(parts, padded)
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        # A copy is reduced, since autograd may share the gradient with other terms of a sum.
-        total = grads[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        begin = sum(ctx.counts[: rank()])
-        return total[begin : begin + ctx.counts[rank()]], None
+    for number, gradient in enumerate(gradients, start=1):
+        if not isinstance(gradient, DTensor):
+            bucket.append(gradient)
+        sizes = [each.numel() for each in bucket]
+        if bucket and (sum(sizes) >= _BUCKET_ELEMENTS or number == len(gradients)):
+            flat = torch.cat([each.reshape(-1) for each in bucket])
+            dist.all_reduce(flat)
+            flat /= world_size()
+            for each, part in zip(bucket, flat.split(sizes), strict=True):
+                each.copy_(part.view_as(each))
+            bucket = []

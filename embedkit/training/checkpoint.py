@@ -92,14 +92,7 @@ def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return load_file(checkpoint.folder / _WEIGHTS)
 
 
-def save(
-    root: Path,
-    step: int,
-    state: State,
-    facts: Mapping[str, Any],
-    *,
-    keep: int,
-) -> Path:
+def save(root: Path, step: int, state: State, facts: Mapping[str, Any], *, keep: int) -> Path:
     """Write a checkpoint after ``step`` steps, as ``root/step-000500``, and delete old ones.
 
     The newest ``keep`` checkpoints up to this step stay, this one included. All files are flushed

@@ -268,13 +268,7 @@ class Trainer(Generic[BatchT]):
         return sharding.whole(nn.utils.clip_grad_norm_(self._model.parameters(), limit))
 
     def _record(
-        self,
-        done: int,
-        source: str,
-        values: dict[str, Any],
-        progress: Progress,
-        *,
-        flush: bool,
+        self, done: int, source: str, values: dict[str, Any], progress: Progress, *, flush: bool
     ) -> None:
         if distributed.is_main():
             self._metrics.add(done, source, values)
