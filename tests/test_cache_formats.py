@@ -20,7 +20,7 @@ from support.tiny_bert import real_tokenizer
 
 from embedkit.data.manifests.manifest import load_manifest
 from embedkit.data.manifests.sources import HubJoin
-from embedkit.data.pairs import lengths, row_folder
+from embedkit.data.pairs import lengths, records
 from embedkit.data.pairs.records import Records, open_manifest
 from embedkit.data.sources import files, open_source
 from embedkit.data.sources.joins import joined
@@ -36,7 +36,7 @@ from embedkit.storage.hashing import sha256_of_file, sha256_of_json
 
 NOTED = {
     "data/sources/open_source.py": (1, "9e9484d4b680c0e933fbb11afa5c740a"),
-    "data/pairs/row_folder.py": (1, "48583b4bf72680920d6eb8fd82985446"),
+    "data/pairs/records.py": (1, "48583b4bf72680920d6eb8fd82985446"),
     "data/pairs/lengths.py": (1, "27aec2f83adec0ebcf0865802b901630"),
     "data/text/tokenized.py": (1, "03c743a75832424ddfed10974c7bfa89"),
     "mining/stored_vectors.py": (2, "ed65bcfbc8efc123cbb6c73bb7a27526"),
@@ -185,7 +185,7 @@ def test_tables_of_pairs(tmp_path: Path) -> None:
             for table in [pa.ipc.open_file(each).read_all()]
         }
         found[name] |= {each.name: each.read_text() for each in sorted(folder.glob("*.json"))}
-    check("data/pairs/row_folder.py", row_folder.FORMAT, found)
+    check("data/pairs/records.py", records.FORMAT, found)
 
 
 def test_lengths() -> None:

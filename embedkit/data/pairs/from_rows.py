@@ -1,10 +1,12 @@
 """Turns rows of any shape into training pairs: picks columns, filters, checks, deduplicates."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import zip_longest
 from math import isfinite
 
+from embedkit.data.concepts import held_out_share, is_held_out
 from embedkit.data.manifests.columns import ColumnPath, RowFilter
 from embedkit.data.manifests.manifest import Description
 from embedkit.data.manifests.roles import Columns
@@ -22,9 +24,9 @@ class Pair:
     negatives: list[str]
     label: str | None = None
     concept: str | None = None
-    negative_concepts: list[str] = field(default_factory=list)
     topic: str | None = None
     score: float | None = None
+    held_out: bool = False
 
 
 def pairs(
@@ -39,7 +41,7 @@ def pairs(
     # Rows of one file may differ in their columns.
     @lru_cache
     def maker(names: tuple[str, ...]) -> _PairMaker:
-        return _PairMaker(layout.add(names, description), drop_empty=description.drop_empty)
+        return _PairMaker(layout.add(names, description), description)
 
     def make(row: Row) -> list[Pair]:
         layout.rows_read += 1
@@ -59,64 +61,53 @@ def pairs(
 class _PairMaker:
     """Makes the pairs of rows that have the same columns."""
 
-    def __init__(self, columns: Columns, *, drop_empty: bool) -> None:
-        self._drop_empty = drop_empty
-        paths = {role: [*map(ColumnPath, texts)] for role, texts in columns.paths().items()}
-        self._query, self._positive = paths["query"], paths["positive"]
-        self._negatives = paths.get("negatives", [])
-        self._negative_concepts = paths.get("negative_concepts", [])
-        self._marks = {
-            mark: paths[mark][0] for mark in ("label", "concept", "topic") if mark in paths
-        }
-        self._score = paths["score"][0] if "score" in paths else None
+    def __init__(self, columns: Columns, description: Description) -> None:
+        self._paths = {role: [*map(ColumnPath, texts)] for role, texts in columns.paths().items()}
+        self._drop_empty = description.drop_empty
+        self._share = held_out_share(description)
 
     def __call__(self, row: Row) -> list[Pair]:
         """Return the row's pairs; none for an empty one that is to be dropped."""
-        query = self._joined(self._query, row)
-        positives = self._positives(row)
-        if not query or not positives:
+        queries, positives = self._side("query", row), self._side("positive", row)
+        if not queries or not positives:
             return []
-        negatives = [text for path in self._negatives for text in path.texts_in(row)]
-        concepts = [text for path in self._negative_concepts for text in path.texts_in(row)]
-        if concepts and len(concepts) != len(negatives):
+        paths = self._paths
+        negatives, concepts = (
+            [text for path in paths.get(role, ()) for text in path.texts_in(row)]
+            for role in ("negatives", "negative_concepts")
+        )
+        if (concepts or self._share) and len(concepts) != len(negatives):
             raise DataError(
                 f"{len(negatives)} negatives, but {len(concepts)} concepts of negatives"
             )
         remedy = "[columns] or the data, or list it in ignore"
-        marks = {mark: path.mark_in(row, remedy) for mark, path in self._marks.items()}
-        score = None if self._score is None else _number(self._score, row)
-        filled = [index for index, text in enumerate(negatives) if text]
+        label, concept, topic = (
+            paths[mark][0].mark_in(row, remedy) if mark in paths else None
+            for mark in ("label", "concept", "topic")
+        )
+        score = _number(paths["score"][0], row) if "score" in paths else None
+        held_out = is_held_out(concept, self._share)
+        # Negatives about concepts of the other split are dropped.
+        kept = [
+            text
+            for text, about in zip_longest(negatives, concepts)
+            if text and is_held_out(about, self._share) == held_out
+        ]
         return [
-            Pair(
-                query,
-                positive,
-                [negatives[index] for index in filled],
-                negative_concepts=[concepts[index] for index in filled] if concepts else [],
-                score=score,
-                **marks,
-            )
+            Pair(queries[0], positive, kept, label, concept, topic, score, held_out)
             for positive in positives
         ]
 
-    def _positives(self, row: Row) -> list[str]:
-        if len(self._positive) > 1 or "[]" not in self._positive[0].text:
-            return [text] if (text := self._joined(self._positive, row)) else []
-        texts = [text for text in self._positive[0].texts_in(row) if text]
-        if not texts:
-            self._refuse_empty(self._positive)
-        return texts
-
-    def _joined(self, paths: list[ColumnPath], row: Row) -> str:
-        """Return the texts at ``paths``, joined; "" for a row that is to be dropped."""
-        texts = [text for path in paths if (text := path.text_in(row))]
-        if not texts:
-            self._refuse_empty(paths)
-        return " ".join(texts)
-
-    def _refuse_empty(self, paths: list[ColumnPath]) -> None:
-        if not self._drop_empty:
+    def _side(self, role: str, row: Row) -> list[str]:
+        """Return a side's text, or several texts for a positive's ``[]``; none to drop the row."""
+        paths = self._paths[role]
+        several = role == "positive" and len(paths) == 1 and "[]" in paths[0].text
+        read = paths[0].texts_in(row) if several else [path.text_in(row) for path in paths]
+        texts = [text for text in read if text]
+        if not texts and not self._drop_empty:
             names = " and ".join(path.text for path in paths)
             raise DataError(f"{names} is empty: fill it in, or set drop_empty = true")
+        return texts if several or not texts else [" ".join(texts)]
 
 
 def _number(path: ColumnPath, row: Row) -> float:

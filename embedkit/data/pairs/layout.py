@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Self
 
 from embedkit import distributed
+from embedkit.data.concepts import held_out_share
 from embedkit.data.manifests.columns import ColumnPath, RowFilter
-from embedkit.data.manifests.manifest import Description, Manifest
+from embedkit.data.manifests.manifest import Description
 from embedkit.data.manifests.roles import Columns, are_negatives
 from embedkit.errors import DataError
 
@@ -45,14 +46,16 @@ class ColumnLayout:
             DataError: a column that would change training plays no part, or a held-out split lacks
                 the concepts of negatives.
         """
-        named = description.columns
+        columns, ignore = description.columns, description.ignore
         if description.same_label:
             # The positives are made of the queries.
-            named = named.model_copy(update={"positive": named.query})
-        taken = _starts(named, names)
-        free = [name for name in names if name not in taken and not _ignored(name, description)]
-        columns = named if description.same_label else named.with_recognised(free)
-        held_out = isinstance(description, Manifest) and description.held_out
+            columns = columns.model_copy(update={"positive": columns.query})
+        taken = _starts(columns, names)
+        ignored = {*ignore, *(filter(are_negatives, names) if "negatives" in ignore else ())}
+        free = [name for name in names if name not in taken | ignored]
+        if not description.same_label:
+            columns = columns.with_recognised(free)
+        held_out = held_out_share(description) is not None
         if held_out and columns.negatives and not columns.negative_concepts:
             raise DataError(
                 "held_out needs columns.negative_concepts for the negatives in "
@@ -61,7 +64,7 @@ class ColumnLayout:
         used = _starts(columns, names)
         if description.filter:
             filtered = _start(RowFilter(description.filter).path.text, names)
-            if columns.label != named.label and columns.label == filtered:
+            if columns.label != description.columns.label and columns.label == filtered:
                 # Rows that are kept for one label would not be negatives of each other.
                 raise DataError(
                     f"the filter reads {filtered!r}, which would also be taken for the label: set "
@@ -91,11 +94,6 @@ class ColumnLayout:
                 "columns, or list them in ignore",
                 stacklevel=2,
             )
-
-
-def _ignored(name: str, description: Description) -> bool:
-    ignored = description.ignore
-    return name in ignored or ("negatives" in ignored and are_negatives(name))
 
 
 def _starts(columns: Columns, names: Sequence[str]) -> set[str]:

@@ -1,6 +1,6 @@
 """Opens training pairs, which are memory-mapped, and cached by what they were made from."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -10,18 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.config import validated
+from embedkit.data.concepts import Split, held_out_share
 from embedkit.data.manifests.manifest import Description, Manifest, Options, Prompts, load_manifest
 from embedkit.data.manifests.sources import HubSource
-from embedkit.data.pairs import row_folder
+from embedkit.data.pairs import from_rows
 from embedkit.data.pairs.layout import ColumnLayout
-from embedkit.data.pairs.row_folder import Split, splits_of, table_path
-from embedkit.data.pairs.table import Table
+from embedkit.data.pairs.table import Table, TableWriter
 from embedkit.data.sources import open_source
 from embedkit.data.sources.rows import RowSource, RowStream, errors_named
 from embedkit.errors import DataError
 from embedkit.storage import cache
 from embedkit.storage.hashing import sha256_of_json
 
+FORMAT = 1
+"""Part of every key: raise it when rows become other pairs, or pairs are written otherwise."""
 _KIND = "records"
 
 
@@ -56,14 +58,14 @@ class Records(RowSource):
     def _from_stream(cls, name: str, stream: RowStream, options: Options) -> Self:
         description = validated(Description, options, name)
         with cache.scratch(_KIND) as aside:
-            row_folder.write(aside, name, [stream], description)
+            _write(aside, name, [stream], description)
             # Not of the folder that stays: equal rows may be made of other columns.
             layout = ColumnLayout.read(aside)
-            content = Table(table_path(aside, "train")).facts.content
-            folder = aside.with_name(f"rows-{row_folder.FORMAT}-{content[:32]}")
+            content = Table(aside / "train.arrow").facts.content
+            folder = aside.with_name(f"rows-{FORMAT}-{content[:32]}")
             cache.publish(aside, folder)
         layout.tell_unused(name)
-        return cls(name, Table(table_path(folder, "train")), description, layout)
+        return cls(name, Table(folder / "train.arrow"), description, layout)
 
     def renamed(self, name: str) -> Self:
         """Return the same rows under another name."""
@@ -150,14 +152,39 @@ def open_manifest(manifest: Manifest, split: Split = "train") -> Records:
         raise DataError(f"{manifest.name}: holds nothing out: give it a [held_out] table")
     with errors_named(manifest.name):
         opened = open_source.opened(manifest.source)
-    build = partial(
-        row_folder.write, name=manifest.name, streams=opened.streams, description=manifest
+    making = manifest.model_dump(
+        include={"columns", "ignore", "filter", "drop_empty", "deduplicate", "same_label"}
     )
-    folder = cache.built(_KIND, row_folder.key_of(manifest, opened), build)
-    tables = {name: Table(table_path(folder, name)) for name in splits_of(manifest)}
+    if manifest.columns.score is None:
+        # Keys of sources without scores stay as they were before there were scores.
+        del making["columns"]["score"]
+    share = held_out_share(manifest)
+    key = opened.key(manifest.source, FORMAT, making=making, share=share)
+    build = partial(_write, name=manifest.name, streams=opened.streams, description=manifest)
+    folder = cache.built(_KIND, key, build)
+    tables = {each: Table(folder / f"{each}.arrow") for each in _splits(share)}
     layout = ColumnLayout.read(folder)
     rows, warn = sum(map(len, tables.values())), isinstance(manifest.source, HubSource)
     opened.expect(manifest.name, "rows", rows, manifest.rows, warn=warn)
     opened.expect(manifest.name, "rows read", layout.rows_read, manifest.rows_read, warn=warn)
     layout.tell_unused(manifest.name)
     return Records(manifest.name, tables[split], manifest, layout)
+
+
+def _write(folder: Path, name: str, streams: Iterable[RowStream], description: Description) -> None:
+    """Fill ``folder`` with one table for each split, and with the layout."""
+    layout, scored = ColumnLayout(), description.columns.score is not None
+    writers = {
+        split: TableWriter(folder / f"{split}.arrow", scored=scored)
+        for split in _splits(held_out_share(description))
+    }
+    with errors_named(name):
+        for pair in from_rows.pairs(streams, description, layout):
+            writers["held_out" if pair.held_out else "train"].add(pair)
+        for writer in writers.values():
+            writer.finish()
+    layout.write(folder)
+
+
+def _splits(share: float | None) -> tuple[Split, ...]:
+    return ("train",) if share is None else ("train", "held_out")

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 
@@ -39,18 +39,16 @@ class Facts:
 
 
 class TableWriter:
-    """Writes pairs one at a time, with their scores if they are ``scored``; a context manager.
+    """Writes pairs one at a time, with their scores if they are ``scored``.
 
-    The table is whole, and its facts lie beside it, when the block is left without an error.
+    The table is whole, and its facts lie beside it, once ``finish`` was called.
     """
 
     def __init__(self, path: Path, *, scored: bool) -> None:
-        self._path = path
-        self._schema = _SCORED if scored else _SCHEMA
+        self._path, self._schema = path, _SCORED if scored else _SCHEMA
         self._file = pa.ipc.new_file(str(path), self._schema)
         self._block: list[dict[str, Any]] = []
-        self._hash = hashlib.sha256()
-        self._facts = Facts()
+        self._hash, self._facts = hashlib.sha256(), Facts()
 
     def add(self, pair: Pair) -> None:
         """Append a row."""
@@ -58,16 +56,13 @@ class TableWriter:
         if len(self._block) == _BATCH:
             self._flush()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._block:
+    def finish(self) -> None:
+        """Write what is pending, and the facts."""
+        if self._block:
             self._flush()
         self._file.close()
-        if kind is None:
-            self._facts.content = self._hash.hexdigest()
-            self._path.with_suffix(".json").write_text(json.dumps(vars(self._facts)))
+        self._facts.content = self._hash.hexdigest()
+        self._path.with_suffix(".json").write_text(json.dumps(vars(self._facts)))
 
     def _flush(self) -> None:
         block, facts = self._block, self._facts
@@ -115,8 +110,5 @@ class Table:
             batch = self._file.get_batch(number)
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
-    def __getstate__(self) -> Path:
-        return self.path
-
-    def __setstate__(self, path: Path) -> None:
-        self.__init__(path)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type["Table"], tuple[Path]]:
+        return Table, (self.path,)

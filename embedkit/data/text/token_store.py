@@ -14,10 +14,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.data.concepts import Split
 from embedkit.errors import DataError
 from embedkit.storage.hashing import sha256_of_text
-
-Split = Literal["train", "held_out"]
 
 _BLOCK = 2**22
 """Tokens after which a block is written."""

@@ -10,10 +10,11 @@ import numpy as np
 from rich.progress import SpinnerColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
+from embedkit.data.concepts import Split
 from embedkit.data.sources.open_source import OpenedSource
 from embedkit.data.sources.streams import blocks_of
 from embedkit.data.text.texts import Texts, is_held_out
-from embedkit.data.text.token_store import Split, StoreWriter, TokenStore
+from embedkit.data.text.token_store import StoreWriter, TokenStore
 from embedkit.distributed.progress import progress_bar
 from embedkit.storage import cache
 from embedkit.storage.hashing import sha256_of_json
