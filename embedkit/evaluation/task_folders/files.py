@@ -1,15 +1,13 @@
-"""Reads the files of task folders; an error names the file, the line and the remedy."""
+"""Reads and checks rows of task folders; an error names the file, the line and the remedy."""
 
-import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embedkit.data.sources.files import rows
 from embedkit.errors import DataError
-
-QRELS_HEADER = ["query-id", "corpus-id", "score"]
 
 Check = Callable[[Any], Any]
 """Returns the value of a key as a task needs it, or raises ``ValueError`` with the mistake."""
@@ -21,53 +19,47 @@ class Row:
 
     path: Path
     line: int
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any]
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
 
     def error(self, message: str) -> DataError:
-        return DataError(f"{self.path}:{self.line}: {message}")
+        return DataError(f"{self.path}, line {self.line}: {message}")
 
 
-def read_rows(path: Path, **checks: Check) -> Iterator[Row]:
-    """Yield the lines of a JSON-lines file, each with the keys of ``checks`` alone.
+def read_rows(path: Path, checks: Mapping[str, Check]) -> Iterator[Row]:
+    """Yield the rows of a .jsonl or .tsv file, each with the keys of ``checks`` alone.
 
     Raises:
-        DataError: no such file, not UTF-8, not JSON, not objects, no line at all, or a key is
-            missing or fails its check.
+        DataError: the file is missing, broken or empty, or a key is missing or fails its check.
     """
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
     row = None
-    for line, content in _lines(path):
-        row = Row(path, line)
-        try:
-            values = json.loads(content)
-        except json.JSONDecodeError as error:
-            raise row.error(f"not valid JSON: {error.msg}") from None
-        if not isinstance(values, dict):
-            raise row.error("each line must be a JSON object, like {...}")
+    for line, found in rows(path):
+        row = Row(path, line, {})
         for key, check in checks.items():
-            if key not in values and check is not optional_string:
-                present = ", ".join(values) or "nothing"
-                raise row.error(f"{key} is missing; the line holds {present}")
+            if key not in found and check is not optional_string:
+                holder = "the header" if path.suffix == ".tsv" else "the line"
+                present = ", ".join(found) or "nothing"
+                raise row.error(f"{key} is missing; {holder} holds {present}")
             try:
-                row.values[key] = check(values.get(key))
+                row.values[key] = check(found.get(key))
             except ValueError as error:
                 raise row.error(f"{key} {error}") from None
         yield row
     if row is None:
-        raise DataError(f"{path}: the file is empty; it needs a JSON object on each line")
+        raise DataError(f"{path}: the file has no rows")
 
 
 def string(value: Any) -> str:
     """Check a text that may be empty."""
-    if not isinstance(value, str):
-        raise ValueError(f"must be a string (got {_shown(value)})")
-    return value
+    return _must(isinstance(value, str), "be a string", value)
 
 
 def optional_string(value: Any) -> str:
-    return string(value) if value else ""
+    return string(value or "")
 
 
 def text(value: Any) -> str:
@@ -78,17 +70,14 @@ def text(value: Any) -> str:
 
 def texts(value: Any) -> list[str]:
     for item in _items(value):
-        if not isinstance(item, str) or not item.strip():
-            raise ValueError(f"must hold non-empty strings (got {_shown(item)})")
-    return _items(value)
+        _must(isinstance(item, str) and not item.isspace() and item, "hold non-empty strings", item)
+    return list(value)
 
 
 def number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"must be a number (got {_shown(value)})")
-    if not math.isfinite(value):
-        raise ValueError(f"must be finite (got {value})")
-    return float(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    _must(is_number, "be a number", value)
+    return float(_must(math.isfinite(value), "be finite", value))
 
 
 def numbers(value: Any) -> list[float]:
@@ -96,15 +85,20 @@ def numbers(value: Any) -> list[float]:
 
 
 def label(value: Any) -> str | int:
-    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise ValueError(f"must be a string or a whole number (got {_shown(value)})")
-    return value
+    fits = isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+    return _must(fits, "be a string or a whole number", value)
 
 
 def binary_label(value: Any) -> int:
-    if value not in (0, 1):
-        raise ValueError(f"must be 0 or 1 (got {value!r})")
-    return int(value)
+    return int(_must(value in (0, 1), "be 0 or 1", value))
+
+
+def relevance(value: str) -> int:
+    try:
+        whole = float(value).is_integer()
+    except ValueError:
+        whole = False
+    return int(float(_must(whole, "be a whole number", value)))
 
 
 def identifier(value: Any) -> str:
@@ -112,56 +106,13 @@ def identifier(value: Any) -> str:
     return str(label(value))
 
 
-def read_qrels(path: Path) -> Iterator[tuple[Row, str, str, int]]:
-    """Yield each judgement of a BEIR ``qrels.tsv``: its row, query, document and relevance.
-
-    Raises:
-        DataError: no such file, no header, not three columns, a relevance that is no whole number,
-            or no judgement.
-    """
-    lines = _lines(path)
-    _, header = next(lines, (0, ""))
-    if header.split("\t") != QRELS_HEADER:
-        raise DataError(f"{path}:1: the first line must be the header {'<tab>'.join(QRELS_HEADER)}")
-    row = None
-    for line, content in lines:
-        row, columns = Row(path, line), content.split("\t")
-        if len(columns) != 3:
-            raise row.error(f"three columns split by tabs are needed (got {len(columns)})")
-        try:
-            relevance = float(columns[2])
-        except ValueError:
-            relevance = math.nan
-        if not relevance.is_integer():
-            raise row.error(f"score must be a whole number (got {columns[2]!r})")
-        yield row, columns[0], columns[1], int(relevance)
-    if row is None:
-        raise DataError(f"{path}: no judgement below the header")
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank, with their numbers."""
-    try:
-        with path.open("rb") as file:
-            for line, content in enumerate(file, start=1):
-                decoded = content.decode("utf-8-sig" if line == 1 else "utf-8")
-                if decoded.strip():
-                    yield line, decoded.rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        mistake = f"{path}:{line}: not UTF-8: {error.reason}; save the file as UTF-8"
-        raise DataError(mistake) from None
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
-
-
 def _items(value: Any) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"must be a list that holds something (got {_shown(value)})")
+    return _must(isinstance(value, list) and value, "be a list that holds something", value)
+
+
+def _must(fits: object, wanted: str, value: Any) -> Any:
+    if not fits:
+        shown = repr(value)
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        raise ValueError(f"must {wanted} (got {shown})")
     return value
-
-
-def _shown(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."

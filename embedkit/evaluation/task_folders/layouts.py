@@ -11,28 +11,20 @@ from typing import Any
 from datasets import Dataset, DatasetDict
 
 from embedkit.errors import DataError
-from embedkit.evaluation.task_folders.files import (
-    Check,
-    Row,
-    binary_label,
-    identifier,
-    label,
-    number,
-    numbers,
-    optional_string,
-    read_qrels,
-    read_rows,
-    string,
-    text,
-    texts,
-)
+from embedkit.evaluation.task_folders import files
+from embedkit.evaluation.task_folders.files import Check, Row, read_rows
+
+QRELS = {"query-id": files.string, "corpus-id": files.string, "score": files.relevance}
+_LABELLED = {"text": files.string, "label": files.label}
+"""Collections of reviews hold empty texts, and mteb's own data sets are scored with them."""
 
 
 def retrieval(folder: Path) -> dict[str, Any]:
-    corpus = _by_id(folder / "corpus.jsonl", title=optional_string, text=string)
-    queries = _by_id(folder / "queries.jsonl", text=text)
+    corpus = _by_id(folder / "corpus.jsonl", {"title": files.optional_string, "text": files.string})
+    queries = _by_id(folder / "queries.jsonl", {"text": files.text})
     relevant: dict[str, dict[str, int]] = {}
-    for row, query, document, relevance in read_qrels(folder / "qrels.tsv"):
+    for row in read_rows(folder / "qrels.tsv", QRELS):
+        query, document, relevance = row.values.values()
         if query not in queries:
             raise row.error(f"the query {query!r} is not in queries.jsonl: add it or drop the line")
         if document not in corpus:
@@ -44,9 +36,9 @@ def retrieval(folder: Path) -> dict[str, Any]:
     return _retrieval(corpus.values(), queries.values(), relevant, None)
 
 
-def _by_id(path: Path, **checks: Check) -> dict[str, dict[str, str]]:
+def _by_id(path: Path, checks: dict[str, Check]) -> dict[str, dict[str, str]]:
     records: dict[str, dict[str, str]] = {}
-    for row in read_rows(path, _id=identifier, **checks):
+    for row in read_rows(path, {"_id": files.identifier, **checks}):
         id_ = row.values.pop("_id")
         if id_ in records:
             raise row.error(f"_id {id_!r} stands twice in the file: ids must be unique")
@@ -58,7 +50,8 @@ def reranking(folder: Path) -> dict[str, Any]:
     ids: dict[str, str] = {}
     queries: list[dict[str, str]] = []
     relevant: dict[str, dict[str, int]] = {}
-    for row in read_rows(folder / "test.jsonl", query=text, positive=texts, negative=texts):
+    checks = {"query": files.text, "positive": files.texts, "negative": files.texts}
+    for row in read_rows(folder / "test.jsonl", checks):
         judged = dict.fromkeys(row["positive"], 1)
         for document in row["negative"]:
             if judged.setdefault(document, 0):
@@ -90,18 +83,19 @@ def _retrieval(
 
 def sts(folder: Path) -> dict[str, Any]:
     path = folder / "test.jsonl"
-    rows = [row.values for row in read_rows(path, sentence1=text, sentence2=text, score=number)]
-    return _test(rows) | _score_range(path, "score", [[row["score"] for row in rows]])
+    checks = {"sentence1": files.text, "sentence2": files.text, "score": files.number}
+    rows = [row.values for row in read_rows(path, checks)]
+    return _splits(test=rows) | _score_range(path, "score", [[row["score"] for row in rows]])
 
 
 def pair_classification(folder: Path) -> dict[str, Any]:
     path = folder / "test.jsonl"
-    pairs = read_rows(path, sentence1=text, sentence2=text, label=binary_label)
-    # mteb calls this column "labels".
-    rows = [{"labels": row.values.pop("label"), **row.values} for row in pairs]
+    checks = {"sentence1": files.text, "sentence2": files.text, "label": files.binary_label}
+    # mteb calls the column of labels "labels".
+    rows = [{"labels": row.values.pop("label"), **row.values} for row in read_rows(path, checks)]
     if len({row["labels"] for row in rows}) < 2:
         raise DataError(f"{path}: every label is {rows[0]['labels']}; pairs of both are needed")
-    return _test(rows)
+    return _splits(test=rows)
 
 
 def classification(folder: Path) -> dict[str, Any]:
@@ -112,19 +106,16 @@ def classification(folder: Path) -> dict[str, Any]:
             raise row.error(f"the label {row['label']!r} has one example: add some or drop it")
     if len(counts) < 2:
         raise DataError(f"{folder / 'train.jsonl'}: at least two labels are needed")
-    test = list(read_rows(folder / "test.jsonl", text=string, label=label))
+    test = list(read_rows(folder / "test.jsonl", _LABELLED))
     for row in test:
         if row["label"] not in counts:
-            raise row.error(
-                f"the label {row['label']!r} is not in train.jsonl: no one can learn it"
-            )
+            mistake = f"the label {row['label']!r} is not in train.jsonl"
+            raise row.error(f"{mistake}: no one can learn it")
     # mteb's average precision fails on two labels that are words, so labels become numbers.
     classes = {name: index for index, name in enumerate(sorted(counts, key=str))}
-    splits = {
-        split: Dataset.from_list([row.values | {"label": classes[row["label"]]} for row in rows])
-        for split, rows in (("train", train), ("test", test))
-    }
-    return {"dataset": DatasetDict(splits)}
+    for row in (*train, *test):
+        row.values["label"] = classes[row["label"]]
+    return _splits(train=[row.values for row in train], test=[row.values for row in test])
 
 
 def clustering(folder: Path) -> dict[str, Any]:
@@ -134,13 +125,12 @@ def clustering(folder: Path) -> dict[str, Any]:
     if not 2 <= len(set(labels)) < len(labels):
         raise DataError(f"{path}: at least two labels are needed, and more texts than labels")
     # mteb scores several sets and takes the mean; a folder is one set.
-    return _test([{"sentences": [row["text"] for row in rows], "labels": labels}])
+    return _splits(test=[{"sentences": [row["text"] for row in rows], "labels": labels}])
 
 
 def _labelled(path: Path) -> list[Row]:
-    # Collections of reviews hold empty texts, and mteb's own data sets are scored with them.
     rows: list[Row] = []
-    for row in read_rows(path, text=string, label=label):
+    for row in read_rows(path, _LABELLED):
         rows.append(row)
         if type(row["label"]) is not type(rows[0]["label"]):
             mistake = f"label {row['label']!r}: strings and numbers are mixed"
@@ -150,18 +140,20 @@ def _labelled(path: Path) -> list[Row]:
 
 def summarization(folder: Path) -> dict[str, Any]:
     path = folder / "test.jsonl"
-    checks = {"human_summaries": texts, "machine_summaries": texts, "relevance": numbers}
+    checks: dict[str, Check] = {"text": files.text, "human_summaries": files.texts}
+    checks |= {"machine_summaries": files.texts, "relevance": files.numbers}
     rows = []
-    for row in read_rows(path, text=text, **checks):
+    for row in read_rows(path, checks):
         summaries, scores = len(row["machine_summaries"]), len(row["relevance"])
         if summaries != scores:
             raise row.error(f"{summaries} machine_summaries but {scores} relevance: one each")
         rows.append(row.values)
-    return _test(rows) | _score_range(path, "relevance", [row["relevance"] for row in rows])
+    return _splits(test=rows) | _score_range(path, "relevance", [row["relevance"] for row in rows])
 
 
-def _test(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"dataset": DatasetDict({"test": Dataset.from_list(rows)})}
+def _splits(**rows: list[dict[str, Any]]) -> dict[str, Any]:
+    splits = {split: Dataset.from_list(each) for split, each in rows.items()}
+    return {"dataset": DatasetDict(splits)}
 
 
 def _score_range(path: Path, key: str, groups: list[list[float]]) -> dict[str, float]:

@@ -5,10 +5,9 @@ layout). Everything is read and checked before any text is encoded.
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mteb.abstasks import (
     AbsTaskClassification,
@@ -47,8 +46,7 @@ def read_task_folders(folder: Path) -> list[AbsTask]:
     return tasks
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(NamedTuple):
     """Reader and metric of a type of task, as in MTEB(eng, v1)."""
 
     base: type[AbsTask]
@@ -56,7 +54,25 @@ class _Kind:
     main_score: str
     read: Callable[[Path], dict[str, Any]]
     """Reads a folder and returns attributes of the task, among them ``dataset``."""
-    files: tuple[str, ...] = ("test.jsonl",)
+    files: Sequence[str] = ("test.jsonl",)
+
+
+_BEIR, _SPLITS = ("corpus.jsonl", "queries.jsonl", "qrels.tsv"), ("train.jsonl", "test.jsonl")
+_KINDS = {
+    "retrieval": _Kind(AbsTaskRetrieval, "Retrieval", "ndcg_at_10", layouts.retrieval, _BEIR),
+    "reranking": _Kind(AbsTaskRetrieval, "Reranking", "map_at_1000", layouts.reranking),
+    "sts": _Kind(AbsTaskSTS, "STS", "cosine_spearman", layouts.sts),
+    "pair_classification": _Kind(
+        AbsTaskPairClassification, "PairClassification", "max_ap", layouts.pair_classification
+    ),
+    "classification": _Kind(
+        AbsTaskClassification, "Classification", "accuracy", layouts.classification, _SPLITS
+    ),
+    "clustering": _Kind(AbsTaskClusteringLegacy, "Clustering", "v_measure", layouts.clustering),
+    "summarization": _Kind(
+        AbsTaskSummarization, "Summarization", "cosine_spearman", layouts.summarization
+    ),
+}
 
 
 def _tasks(folder: Path) -> list[AbsTask]:
@@ -64,19 +80,18 @@ def _tasks(folder: Path) -> list[AbsTask]:
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from None
+        raise DataError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8: {error.reason}; save the file as UTF-8") from None
     if not isinstance(settings, dict):
-        raise DataError(f"{path}:1: must be a JSON object, like {{...}}")
+        raise DataError(f"{path}: must be a JSON object, like {{...}}")
     known = [*_KINDS, "classification+clustering"]
     wanted = settings.get("type")
     if wanted not in known:
         raise DataError(f"{path}: type must be one of {', '.join(known)} (got {wanted!r})")
     name, kinds = folder.resolve().name, wanted.split("+")
-    if len(kinds) == 1:
-        return [_task(folder, name, wanted, settings)]
-    return [_task(folder, f"{name}_{kind}", kind, settings) for kind in kinds]
+    names = [f"{name}_{kind}" for kind in kinds] if len(kinds) > 1 else [name]
+    return [_task(folder, *each, settings) for each in zip(names, kinds, strict=True)]
 
 
 def _task(folder: Path, name: str, wanted: str, settings: Mapping[str, Any]) -> AbsTask:
@@ -115,25 +130,3 @@ def _prompts(path: Path, settings: Mapping[str, Any], *, sided: bool) -> dict[st
         raise DataError(f"{path}: {key}: query and document must be strings")
     prefixes = {side: text if key == "prompts" else as_prefix(text) for side, text in sides.items()}
     return prefixes if sided else {"text": prefixes.get("query", "")}
-
-
-_BEIR = ("corpus.jsonl", "queries.jsonl", "qrels.tsv")
-_KINDS = {
-    "retrieval": _Kind(AbsTaskRetrieval, "Retrieval", "ndcg_at_10", layouts.retrieval, _BEIR),
-    "reranking": _Kind(AbsTaskRetrieval, "Reranking", "map_at_1000", layouts.reranking),
-    "sts": _Kind(AbsTaskSTS, "STS", "cosine_spearman", layouts.sts),
-    "pair_classification": _Kind(
-        AbsTaskPairClassification, "PairClassification", "max_ap", layouts.pair_classification
-    ),
-    "classification": _Kind(
-        AbsTaskClassification,
-        "Classification",
-        "accuracy",
-        layouts.classification,
-        ("train.jsonl", "test.jsonl"),
-    ),
-    "clustering": _Kind(AbsTaskClusteringLegacy, "Clustering", "v_measure", layouts.clustering),
-    "summarization": _Kind(
-        AbsTaskSummarization, "Summarization", "cosine_spearman", layouts.summarization
-    ),
-}
