@@ -42,22 +42,10 @@ class ContextualObjective:
             budget=self._config.micro_batch_tokens,
             key=rng.fold_in(key, "context"),
         )
-        queries, documents = (
-            Replay(
-                partial(model, context=context.embeddings),
-                tokens,
-                budget=self._config.micro_batch_tokens,
-                overhead=model.config.num_prefix,
-                key=rng.fold_in(key, role),
-            )
-            for role, tokens in (("queries", batch.queries), ("documents", batch.documents))
-        )
-        metrics = self._contrast.backward_to(
-            queries.embeddings, documents.embeddings, batch, scale=scale
-        )
+        encode, overhead = partial(model, context=context.embeddings), model.config.num_prefix
+        metrics = self._contrast.backward(encode, batch, key=key, scale=scale, overhead=overhead)
         # The context is replayed last, since every query and document adds to its gradient.
-        for replay in (queries, documents, context):
-            replay.backward()
+        context.backward()
         context_tokens = metrics["tokens"].new_tensor(int(batch.documents.lengths[rows].sum()))
         return metrics | {"tokens": metrics["tokens"] + distributed.sum_over_ranks(context_tokens)}
 

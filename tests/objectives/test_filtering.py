@@ -149,7 +149,7 @@ def test_what_equals_the_positive_is_dropped_however_a_product_is_rounded() -> N
     vectors = torch.randn(100, 384, generator=torch.Generator().manual_seed(0))
     positives = torch.nn.functional.normalize(vectors, dim=1).half().repeat(2, 1)
     given = torch.stack([positives, positives], dim=1)
-    found = Filter.over(given, 201, lambda rows: (rows, 0), filtering("absolute", 0.0))
+    found = Filter(given, 201, lambda rows: (rows, 0), filtering("absolute", 0.0))
     # Each positive is there twice, and a hard negative last.
     expected = torch.eye(100, dtype=torch.bool).repeat(2, 2)
     everything = slice(None)
