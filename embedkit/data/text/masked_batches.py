@@ -45,21 +45,13 @@ class MaskedBatch:
 
     def select(self, sequences: Tensor) -> Self:
         """Return the sequences of these numbers, each at most once, in that order."""
+        # The target of every token, or -1.
+        targets = torch.full_like(self.tokens.ids, -1)
+        targets[self.positions] = self.targets
+        targets = targets[self.tokens.positions(sequences).to(targets.device)]
+        positions = (targets >= 0).nonzero().squeeze(1)
         tokens = self.tokens.select(sequences)
-        device = self.positions.device
-        offsets = self.tokens.offsets.to(device)
-        new_number = torch.full((len(self.tokens),), -1)
-        new_number[sequences] = torch.arange(len(sequences))
-        # The sequence that each position is in, by its old and by its new number.
-        old = torch.searchsorted(offsets, self.positions, right=True) - 1
-        new = new_number.to(device)[old]
-        kept = (new >= 0).nonzero().squeeze(1)
-        within = self.positions[kept] - offsets[old[kept]]
-        positions = tokens.offsets.to(device)[new[kept]] + within
-        order = torch.argsort(positions)
-        return replace(
-            self, tokens=tokens, positions=positions[order], targets=self.targets[kept][order]
-        )
+        return replace(self, tokens=tokens, positions=positions, targets=targets[positions])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +63,19 @@ class Masking:
 
     def batch(self, rows: Iterable[tuple[list[Ids], int]], source: str, count: int) -> MaskedBatch:
         """Return a batch of rows, each with the key of its random numbers."""
-        sequences: list[Ids] = []
         inputs, positions, targets = [], [], []
-        start = 0
+        lengths, start = [0], 0
         for row, key in rows:
             ids = np.concatenate(row)
             maskable = ~np.isin(ids, self.vocabulary.special)
             masked, drawn = mask(ids, maskable, self.vocabulary, self.objective, key)
-            sequences += row
             inputs.append(masked)
             positions.append(drawn + start)
             targets.append(ids[drawn])
+            lengths += map(len, row)
             start += len(ids)
-        offsets = torch.from_numpy(np.cumsum([0, *map(len, sequences)]))
-        tokens = TokenBatch(
-            _tensor(inputs), offsets, torch.zeros(len(sequences), dtype=torch.int64)
-        )
+        offsets = torch.tensor(lengths).cumsum(0)
+        tokens = TokenBatch(_tensor(inputs), offsets, torch.zeros_like(offsets[1:]))
         return MaskedBatch(source, tokens, _tensor(positions), _tensor(targets), count)
 
 

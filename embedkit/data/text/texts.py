@@ -1,6 +1,7 @@
 """Opens texts for pretraining: documents of one source, read from the first to the last."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Self, Unpack
@@ -55,11 +56,7 @@ class Texts(RowSource):
 
     @classmethod
     def from_rows(
-        cls,
-        rows: Iterable[str | Row],
-        *,
-        name: str = "texts",
-        **options: Unpack[Options],
+        cls, rows: Iterable[str | Row], *, name: str = "texts", **options: Unpack[Options]
     ) -> Self:
         """Write ``rows`` to the cache; they may be a generator over more than memory holds.
 
@@ -85,18 +82,17 @@ class Texts(RowSource):
     @classmethod
     def _from_stream(cls, name: str, stream: RowStream, options: Options) -> Self:
         description = validated(TextDescription, options, name)
-        # Without concepts a document's own text stands for its: it need not be written twice.
-        concept = description.columns.concept and "concept"
+        read = _documents([stream], description)
+        columns = TextColumns(concept=description.columns.concept and "concept")
+        if columns.concept is None:
+            # A document's own text stands for its concept: it need not be written twice.
+            read = (document._replace(concept=None) for document in read)
         with cache.scratch("texts") as aside, errors_named(name):
-            read = _documents([stream], description)
-            content = _write(aside / "texts.parquet", read, keep_concepts=concept is not None)
+            content = _write(aside / "texts.parquet", read)
             folder = aside.with_name(f"rows-{content[:32]}")
             cache.publish(aside, folder)
-        written = TextDescription(
-            columns=TextColumns(concept=concept),
-            license=description.license,
-            held_out=description.held_out,
-        )
+        kept = description.model_dump(include={"license", "held_out"})
+        written = TextDescription(columns=columns, **kept)
         return cls(name, _file(folder / "texts.parquet"), written)
 
     def renamed(self, name: str) -> Self:
@@ -129,12 +125,9 @@ class Texts(RowSource):
             DataError: a row is not as it should be, or their number is not the manifest's.
         """
         opened = self.open()
-        documents = held_out = 0
-        for document in self.documents(opened):
-            documents += 1
-            held_out += is_held_out(document, self.description)
-        opened.expect(self.name, "documents", documents, self.rows)
-        return documents, held_out
+        sides = Counter(is_held_out(each, self.description) for each in self.documents(opened))
+        opened.expect(self.name, "documents", sides.total(), self.rows)
+        return sides.total(), sides[True]
 
 
 def is_held_out(document: Document, description: TextDescription) -> bool:
@@ -152,8 +145,7 @@ def _documents(streams: Iterable[RowStream], description: TextDescription) -> It
     def make(row: Row) -> Iterator[Document]:
         if keep and not keep(row):
             return
-        text = "\n".join(part for path in paths for part in _parts(path, row))
-        if text:
+        if text := "\n".join(part for path in paths for part in _parts(path, row)):
             yield Document(text, concept.mark_in(row, "[columns]") if concept else text)
         elif not description.drop_empty:
             names = ", ".join(path.text for path in paths)
@@ -178,15 +170,14 @@ def _file(path: Path) -> FilesSource:
     return FilesSource(kind="files", files=(File(path=str(path)),))
 
 
-def _write(path: Path, documents: Iterable[Document], *, keep_concepts: bool) -> str:
+def _write(path: Path, documents: Iterable[Document]) -> str:
     """Write documents as parquet; return a hash of them all, in order."""
     digest = hashlib.sha256()
     with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
         for block in blocks_of(documents, lambda document: len(document.text), _CHARACTERS):
-            rows = [(text, concept if keep_concepts else None) for text, concept in block]
-            for text, concept in rows:
+            for text, concept in block:
                 for part in (text, repr(concept)):
                     digest.update(hashlib.sha256(part.encode()).digest())
-            columns = [pa.array(column, pa.large_string()) for column in zip(*rows, strict=True)]
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
+            rows = [document._asdict() for document in block]
+            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=_SCHEMA))
     return digest.hexdigest()

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,11 +70,8 @@ class TokenStore:
                 )
             documents, tokens = documents + counts["documents"], tokens + counts["tokens"]
 
-    def __getstate__(self) -> tuple[Path, Split]:
-        return self.folder, self.split
-
-    def __setstate__(self, arguments: tuple[Path, Split]) -> None:
-        self.__init__(*arguments)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[Self], tuple[Path, Split]]:
+        return type(self), (self.folder, self.split)
 
 
 class StoreWriter:
@@ -90,7 +87,8 @@ class StoreWriter:
         self.read = sum(block["read"] for block in self._blocks)
         """Documents of the source that whole blocks account for."""
         for split in splits:
-            self._truncate(split)
+            self._truncate(split, "ids", self._total(split, "tokens") * dtype.itemsize)
+            self._truncate(split, "offsets", (self._total(split, "documents") + 1) * 8)
         self._begin()
 
     def add(self, split: Split, ids: Sequence[int]) -> None:
@@ -108,7 +106,12 @@ class StoreWriter:
             return
         block: dict[str, Any] = {"read": self._read}
         for split, documents in self._pending.items():
-            block[split] = self._append(split, documents)
+            ids = np.concatenate([np.empty(0, self._dtype), *documents])
+            ends = np.cumsum([*map(len, documents)], dtype=np.int64) + self._total(split, "tokens")
+            _append(self._folder / f"{split}.ids", ids.tobytes())
+            _append(self._folder / f"{split}.offsets", ends.tobytes())
+            counts = {"documents": len(documents), "tokens": len(ids)}
+            block[split] = {**counts, "sha256": _digest(ids, ends)}
         # After the data, so that a block with a line is whole.
         _append(self._journal, f"{json.dumps(block)}\n".encode())
         self._blocks.append(block)
@@ -117,43 +120,27 @@ class StoreWriter:
     def finish(self) -> None:
         """Write what is pending, and what ``TokenStore`` reads first."""
         self.flush()
-        splits = {
-            split: {
-                "documents": self._total(split, "documents"),
-                "tokens": self._total(split, "tokens"),
-                "content": sha256_of_text("".join(b[split]["sha256"] for b in self._blocks)),
-            }
-            for split in self._splits
-        }
-        facts = {"dtype": str(self._dtype), "splits": splits}
+        facts: dict[str, Any] = {"dtype": str(self._dtype), "splits": {}}
+        for split in self._splits:
+            totals = {kind: self._total(split, kind) for kind in ("documents", "tokens")}
+            hashes = "".join(block[split]["sha256"] for block in self._blocks)
+            facts["splits"][split] = {**totals, "content": sha256_of_text(hashes)}
         (self._folder / "facts.json").write_text(json.dumps(facts))
 
-    def _total(self, split: Split, kind: Literal["documents", "tokens"]) -> int:
+    def _total(self, split: Split, kind: str) -> int:
         return sum(block[split][kind] for block in self._blocks)
 
     def _begin(self) -> None:
         self._read = self._size = 0
         self._pending: dict[Split, list[NDArray[Any]]] = {split: [] for split in self._splits}
 
-    def _append(self, split: Split, documents: list[NDArray[Any]]) -> dict[str, Any]:
-        ids = np.concatenate([np.empty(0, self._dtype), *documents])
-        ends = np.cumsum([*map(len, documents)], dtype=np.int64) + self._total(split, "tokens")
-        _append(self._folder / f"{split}.ids", ids.tobytes())
-        _append(self._folder / f"{split}.offsets", ends.tobytes())
-        return {"documents": len(documents), "tokens": len(ids), "sha256": _digest(ids, ends)}
-
-    def _truncate(self, split: Split) -> None:
+    def _truncate(self, split: Split, kind: str, size: int) -> None:
         """Remove what was written of a block that did not become whole."""
-        sizes = {
-            "ids": self._total(split, "tokens") * self._dtype.itemsize,
-            "offsets": (self._total(split, "documents") + 1) * 8,
-        }
-        for kind, size in sizes.items():
-            with (self._folder / f"{split}.{kind}").open("ab") as file:
-                if kind == "offsets" and file.tell() == 0:
-                    file.write(bytes(8))
-                assert file.tell() >= size, "a block was entered before its data were on disk"
-                file.truncate(size)
+        with (self._folder / f"{split}.{kind}").open("ab") as file:
+            on_disk = not self._blocks or file.tell() >= size
+            assert on_disk, "a block was entered before its data were on disk"
+            # A new file of offsets grows by this to its first offset, which is 0.
+            file.truncate(size)
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:

@@ -59,14 +59,9 @@ def prepare(texts: Texts, tokenizer: PreTrainedTokenizerBase) -> Tokenized:
     facts = json.loads((folder / "source.json").read_text())
     opened.expect(texts.name, "documents", facts["documents"], texts.rows)
     stores = {split: TokenStore(folder, split) for split in _splits(texts)}
-    contents = [store.content for store in stores.values()]
-    return Tokenized(
-        texts.name,
-        stores["train"],
-        stores.get("held_out"),
-        sha256_of_json([*contents, identity]),
-        texts.description.license,
-    )
+    fingerprint = sha256_of_json([*(store.content for store in stores.values()), identity])
+    held_out = stores.get("held_out")
+    return Tokenized(texts.name, stores["train"], held_out, fingerprint, texts.description.license)
 
 
 def _tokenize(
@@ -81,14 +76,12 @@ def _tokenize(
     with progress_bar(*columns) as progress:
         task = progress.add_task("")
         for block in blocks_of(rest, lambda document: len(document.text), _CHARACTERS):
-            encoded = backend.encode_batch_fast(
-                [document.text for document in block], add_special_tokens=False
-            )
+            written = [document.text for document in block]
+            encoded = backend.encode_batch_fast(written, add_special_tokens=False)
             for document, encoding in zip(block, encoded, strict=True):
-                ids = encoding.ids
-                tokens += len(ids)
                 split: Split = "held_out" if is_held_out(document, texts.description) else "train"
-                writer.add(split, ids)
+                writer.add(split, encoding.ids)
+                tokens += len(encoding.ids)
             read += len(block)
             description = f"{texts.name}: {read:,} documents, {tokens / 1e6:,.1f} M tokens"
             progress.update(task, description=description)
