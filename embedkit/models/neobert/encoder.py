@@ -90,10 +90,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.Embedding):
             limit = self.config.embedding_init_range
             nn.init.uniform_(module.weight, -limit, limit)
-        elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
-            nn.init.ones_(module.weight)
-            if isinstance(module, nn.LayerNorm):
-                nn.init.zeros_(module.bias)
+        else:
+            super()._init_weights(module)
 
 
 class NeoBERTModel(NeoBERTPreTrainedModel):

@@ -4,6 +4,7 @@ Every model takes padded input or ``tokens``, as the encoder does; its output fo
 shape of its input.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,20 +24,18 @@ IGNORED = -100
 """Label of tokens that the loss ignores."""
 
 
-class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
-    """NeoBERT with a decoder to the vocabulary, whose weights are not tied to the embedding."""
+class _WithHead(NeoBERTPreTrainedModel):
+    """Base class of NeoBERTs with a head, which a subclass adds and applies in ``_predict``."""
+
+    _output: Any
+    """Class of transformers for the output."""
+    _predict: Callable[..., tuple[Tensor | None, Tensor | None]]
+    """Returns loss and logits, given hidden states, labels, ``count`` as in ``_mean_loss``, and
+    attention mask and tokens, of which at most one is not ``None``."""
 
     def __init__(self, config: NeoBERTConfig) -> None:
         super().__init__(config)
         self.model = NeoBERTModel(config)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
-        self.post_init()
-
-    def get_output_embeddings(self) -> nn.Linear:
-        return self.decoder
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.decoder = new_embeddings
 
     def forward(
         self,
@@ -49,33 +48,50 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         tokens: TokenBatch | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
-    ) -> MaskedLMOutput:
-        """Return logits over the vocabulary and, with ``labels``, the mean loss.
-
-        With labels in training mode ``logits`` is None, since logits of all tokens would need too
-        much memory. A token whose label is -100 is not to be predicted.
-        """
+    ) -> Any:
+        """Return logits and, with ``labels``, the loss, in the output class of transformers."""
         encoded = self.model(
             input_ids, attention_mask, position_ids, inputs_embeds, tokens=tokens, **kwargs
         )
         hidden = encoded.last_hidden_state
-        loss = logits = None
-        if labels is not None:
-            labelled = labels != IGNORED
-            loss = _mean_loss(self.decoder(hidden[labelled]), labels[labelled], num_items_in_batch)
-        if labels is None or not self.training:
-            logits = self.decoder(hidden)
-        output: Any = MaskedLMOutput
-        return output(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
+        loss, logits = self._predict(hidden, labels, num_items_in_batch, attention_mask, tokens)
+        return self._output(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
 
 
-class _Classifier(NeoBERTPreTrainedModel):
+class NeoBERTForMaskedLM(_WithHead):
+    """NeoBERT with a decoder to the vocabulary, whose weights are not tied to the embedding.
+
+    The loss is the mean over tokens whose label is not -100. With labels in training mode
+    ``logits`` is None, since logits of all tokens would need too much memory.
+    """
+
+    _output = MaskedLMOutput
+
+    def __init__(self, config: NeoBERTConfig) -> None:
+        super().__init__(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.decoder = new_embeddings
+
+    def _predict(self, hidden: Tensor, labels: Tensor | None, count: Any, *_: Any) -> Any:
+        if labels is None:
+            return None, self.decoder(hidden)
+        labelled = labels != IGNORED
+        loss = _mean_loss(self.decoder(hidden[labelled]), labels[labelled], count)
+        return loss, None if self.training else self.decoder(hidden)
+
+
+class _Classifier(_WithHead):
     """Base class of NeoBERT classifiers: the encoder, dropout, and a last linear layer."""
 
     def __init__(self, config: NeoBERTConfig) -> None:
         super().__init__(config)
         assert config.num_labels is not None
-        self.model = NeoBERTModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
@@ -87,73 +103,48 @@ class _Classifier(NeoBERTPreTrainedModel):
 
 
 class NeoBERTForSequenceClassification(_Classifier):
-    """NeoBERT with the paper's sequence classification head, two layers on the first token."""
+    """NeoBERT with the paper's sequence classification head, two layers on the first token.
+
+    Logits are ``(B, num_labels)``, and the loss is that of the configuration's problem type.
+    """
+
+    _output = SequenceClassifierOutput
 
     def __init__(self, config: NeoBERTConfig) -> None:
         super().__init__(config)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.post_init()
 
-    def forward(
+    def _predict(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        *,
-        tokens: TokenBatch | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Any,
-    ) -> SequenceClassifierOutput:
-        """Return logits ``(B, num_labels)`` and, with ``labels``, the loss of the problem type."""
-        encoded = self.model(
-            input_ids, attention_mask, position_ids, inputs_embeds, tokens=tokens, **kwargs
-        )
-        first = _first_states(encoded.last_hidden_state, attention_mask, tokens)
-        pooled = self.dense(self.dropout(first)).tanh()
-        logits = self.classifier(self.dropout(pooled))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                labels=labels,
-                pooled_logits=logits,
-                config=self.config,
-                num_items_in_batch=num_items_in_batch,
-            )
-        output: Any = SequenceClassifierOutput
-        return output(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
+        hidden: Tensor,
+        labels: Tensor | None,
+        count: Any,
+        mask: Tensor | None,
+        tokens: TokenBatch | None,
+    ) -> Any:
+        first = _first_states(hidden, mask, tokens)
+        logits = self.classifier(self.dropout(self.dense(self.dropout(first)).tanh()))
+        if labels is None:
+            return None, logits
+        named = {"labels": labels, "pooled_logits": logits, "config": self.config}
+        return self.loss_function(**named, num_items_in_batch=count), logits
 
 
 class NeoBERTForTokenClassification(_Classifier):
-    """NeoBERT with a linear classifier on every token."""
+    """NeoBERT with a linear classifier on every token; the mean loss ignores the label -100."""
+
+    _output = TokenClassifierOutput
 
     def __init__(self, config: NeoBERTConfig) -> None:
         super().__init__(config)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        *,
-        tokens: TokenBatch | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Any,
-    ) -> TokenClassifierOutput:
-        """Return logits of every token and, with ``labels``, the mean loss, which ignores -100."""
-        encoded = self.model(
-            input_ids, attention_mask, position_ids, inputs_embeds, tokens=tokens, **kwargs
-        )
-        logits = self.classifier(self.dropout(encoded.last_hidden_state))
-        loss = None
-        if labels is not None:
-            loss = _mean_loss(logits.flatten(0, -2), labels.flatten(), num_items_in_batch)
-        output: Any = TokenClassifierOutput
-        return output(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
+    def _predict(self, hidden: Tensor, labels: Tensor | None, count: Any, *_: Any) -> Any:
+        logits = self.classifier(self.dropout(hidden))
+        if labels is None:
+            return None, logits
+        return _mean_loss(logits.flatten(0, -2), labels.flatten(), count), logits
 
 
 def _mean_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
