@@ -7,21 +7,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone, shape_of
 from embedkit.models.contextual.context import Context
 from embedkit.models.embedding_model import EmbeddingModel, Role
-from embedkit.models.encoding import embed_texts, prompt_of
 from embedkit.models.pooling import identity_of_pooling, pooling_named
 from embedkit.storage.hashing import sha256_of, sha256_of_json
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.tokenizer import identity_of
 
 
-class Embedder(nn.Module, EmbeddingModel):
+class Embedder(EmbeddingModel):
     """Embedding model of one stage, which maps texts to unit vectors.
 
     Args:
@@ -34,10 +33,6 @@ class Embedder(nn.Module, EmbeddingModel):
             kept for evaluation and export; ``encode`` ignores it.
         prompts, max_tokens, position_limit, name, autocast: as in ``EmbeddingModel``.
     """
-
-    frozen = None
-    reads_context = False
-    positions_before_text = 0
 
     def __init__(
         self,
@@ -63,9 +58,7 @@ class Embedder(nn.Module, EmbeddingModel):
 
     def forward(self, tokens: TokenBatch) -> Tensor:
         """Embed tokens. Shapes: B sequences of T tokens -> ``(B, D)``, unit-norm, fp32 or wider."""
-        with torch.autocast(
-            tokens.ids.device.type, dtype=self.autocast, enabled=self.autocast is not None
-        ):
+        with self._precision():
             hidden = self.backbone(tokens)
         pool = pooling_named(self.pooling)
         vectors = pool(hidden, tokens, include_prompt=self.include_prompt)
@@ -85,10 +78,8 @@ class Embedder(nn.Module, EmbeddingModel):
     ) -> NDArray[np.float32]:
         if context is not None:
             raise UserError(f"context: {self.name} has one stage and reads none; leave it out")
-        prefix = prompt_of(self, role) if prompt is None else prompt
-        return embed_texts(
-            self, texts, prefix, self, max_tokens=max_tokens, show_progress=show_progress
-        )
+        prefix = self._prompt_of(role) if prompt is None else prompt
+        return self._embed(texts, prefix, self, max_tokens=max_tokens, show_progress=show_progress)
 
     def encode_query(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
         """Embed queries with the model's prompt for queries."""

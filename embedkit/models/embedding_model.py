@@ -1,23 +1,32 @@
-"""``EmbeddingModel``: interface of all models that map texts to vectors, in one stage or two."""
+"""``EmbeddingModel``: base class of all models that map texts to vectors, in one stage or two."""
 
-from collections.abc import Sequence
+import reprlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from embedkit.errors import UserError
 from embedkit.models.contextual.context import Context
+from embedkit.tokens.batch import TokenBatch, chunks_by_budget
+from embedkit.tokens.tokenizer import Tokenize
 
 Role = Literal["query", "document"]
 """Role of a text in retrieval, which selects the model's prompt of that name."""
+_TOKENS = 16_384
+"""Number of tokens in one forward pass."""
+_TEXTS = 8_192
+"""Number of texts that are tokenized and sorted by length at a time."""
 
 
-class EmbeddingModel(Protocol):
-    """Interface of a model of one stage (``Embedder``) or two (``Contextual``), both modules."""
+class EmbeddingModel(nn.Module, ABC):
+    """Base class of models of one stage (``Embedder``) and of two (``Contextual``)."""
 
     name: str
     """Name of the model in reports."""
@@ -26,7 +35,7 @@ class EmbeddingModel(Protocol):
     """Literal prefixes by name, such as ``query`` and ``document``."""
     pooling: str
     """Pooling of token states: ``mean``, ``cls`` or the name of another distribution's."""
-    default_prompt_name: str | None
+    default_prompt_name: str | None = None
     """Name of the prompt that sentence-transformers and mteb apply by default."""
     max_tokens: int
     """Length to which ``encode`` truncates texts, special tokens included."""
@@ -34,38 +43,29 @@ class EmbeddingModel(Protocol):
     """Length of the longest text that the model can read, in tokens."""
     autocast: torch.dtype | None
     """Dtype of the matrix products; ``None`` keeps the dtype of the weights."""
-    frozen: Context | None
+    frozen: Context | None = None
     """Context that ``encode`` uses by default; ``None`` for a model of one stage."""
 
     @property
+    @abstractmethod
     def width(self) -> int:
         """Number of features of a vector, D."""
-        ...
 
     @property
-    def device(self) -> torch.device:
-        assert isinstance(self, nn.Module)
-        return next(self.parameters()).device
-
-    def to(self, device: torch.device) -> Self:
-        """Move the model to ``device``."""
-        ...
-
-    @property
+    @abstractmethod
     def identity(self) -> str:
         """SHA-256 hash of all that a vector depends on besides its text and context."""
-        ...
-
-    @property
-    def reads_context(self) -> bool:
-        """Whether ``encode`` needs a ``context``, as a model of two stages without a frozen one."""
-        ...
 
     @property
     def positions_before_text(self) -> int:
         """Number of positions in front of every text: context slots and soft prompts, if any."""
-        ...
+        return 0
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @abstractmethod
     def encode(
         self,
         texts: str | Sequence[str],
@@ -95,8 +95,8 @@ class EmbeddingModel(Protocol):
                 wrong, or a context is missing, was made by another model, or is given to a model
                 of one stage.
         """
-        ...
 
+    @abstractmethod
     def save(self, folder: str | Path, *, card: str = "") -> None:
         """Write a folder that sentence-transformers opens; a crash leaves no partial folder.
 
@@ -105,4 +105,64 @@ class EmbeddingModel(Protocol):
         Raises:
             UserError: ``folder`` holds files that embedkit did not write.
         """
-        ...
+
+    def _embed(
+        self,
+        texts: str | Sequence[str],
+        prompt: str,
+        embed: Callable[[TokenBatch], Tensor],
+        *,
+        max_tokens: int | None = None,
+        overhead: int = 0,
+        show_progress: bool,
+    ) -> NDArray[np.float32]:
+        """Return the vectors that ``embed`` makes of the tokens of texts, in evaluation mode.
+
+        ``overhead`` is the number of positions in front of every text; the other arguments and the
+        errors are those of ``encode``.
+        """
+        from rich.progress import track
+
+        listed = _listed(texts)
+        if max_tokens is not None and max_tokens < 1:
+            raise UserError(f"max_tokens = {max_tokens}: pass a number of tokens of 1 or more")
+        limit = self.max_tokens if max_tokens is None else min(max_tokens, self.max_tokens)
+        tokenize, was_training = Tokenize(self.tokenizer), self.training
+        vectors = np.empty((len(listed), self.width), dtype=np.float32)
+        self.eval()
+        try:
+            starts = range(0, len(listed), _TEXTS)
+            for start in track(starts, "encode", disable=not show_progress, transient=True):
+                tokens = tokenize(listed[start : start + _TEXTS], prompt, limit)
+                for rows in chunks_by_budget(tokens.lengths + overhead, _TOKENS):
+                    chunk = tokens.select(rows).to(self.device)
+                    vectors[start + rows.numpy()] = embed(chunk).float().cpu().numpy()
+        finally:
+            self.train(was_training)
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    def _prompt_of(self, role: str | None) -> str:
+        """Return the prompt that the model stores for a role, "" if it stores none."""
+        if role is None:
+            return ""
+        if role not in get_args(Role) and role not in self.prompts:
+            known = ", ".join(dict.fromkeys([*get_args(Role), *self.prompts]))
+            raise UserError(f"role = {role!r}: {self.name} knows {known}")
+        return self.prompts.get(role, "")
+
+    def _precision(self) -> torch.autocast:
+        kind = self.device.type
+        return torch.autocast(kind, dtype=self.autocast, enabled=self.autocast is not None)
+
+
+def _listed(texts: str | Sequence[str]) -> list[str]:
+    """Return ``texts`` as a list; raise UserError if it is not a text or a list of texts."""
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, bytes) or not isinstance(texts, Sequence | np.ndarray):
+        raise UserError(f"texts = {reprlib.repr(texts)}: pass a str or a list of str")
+    listed = list(texts)
+    for row, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise UserError(f"texts[{row}] = {reprlib.repr(text)}: every text must be a str")
+    return listed

@@ -15,7 +15,7 @@ from support.tiny_bert import MINILM, tiny_embedder
 from tokenizers.normalizers import BertNormalizer
 
 from embedkit.errors import UserError
-from embedkit.models import encoding, hub
+from embedkit.models import embedding_model, hub
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import ModelSettings
 from embedkit.tokens.batch import TokenBatch
@@ -113,8 +113,8 @@ def test_texts_are_embedded_in_their_order_however_many_go_at_once(
     starter: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = starter.encode(TEXTS)
-    monkeypatch.setattr(encoding, "_TEXTS", 3)
-    monkeypatch.setattr(encoding, "_TOKENS", 40)
+    monkeypatch.setattr(embedding_model, "_TEXTS", 3)
+    monkeypatch.setattr(embedding_model, "_TOKENS", 40)
     np.testing.assert_allclose(starter.encode(TEXTS), whole, atol=1e-5)
 
 

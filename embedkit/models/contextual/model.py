@@ -22,7 +22,6 @@ from embedkit.models.contextual.prefix import Slots, prepare_to_read
 from embedkit.models.contextual.weights_hash import WeightsHash
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel, Role
-from embedkit.models.encoding import embed_texts, prompt_of
 from embedkit.models.pooling import mean_by_text
 from embedkit.recipe import ContextualConfig
 from embedkit.storage.hashing import sha256_of_json
@@ -30,7 +29,7 @@ from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.tokenizer import identity_of
 
 
-class Contextual(nn.Module, EmbeddingModel):
+class Contextual(EmbeddingModel):
     """Embedding model whose vector of a text depends on documents of the corpus to search.
 
     The first encoder embeds J context documents, each as the mean of its hidden states. The second
@@ -48,7 +47,6 @@ class Contextual(nn.Module, EmbeddingModel):
         prompts, max_tokens, name, autocast, frozen: as in ``EmbeddingModel``.
     """
 
-    default_prompt_name = None
     pooling = "mean"
 
     def __init__(
@@ -120,7 +118,7 @@ class Contextual(nn.Module, EmbeddingModel):
         """Embed context documents for ``forward``. Shapes: n -> ``(n, D)``, fp32 or wider."""
         if self.first is None:
             raise UserError(f"{self.name}: has a frozen context and no encoder for another")
-        with self._precision(tokens):
+        with self._precision():
             hidden = self.first(tokens)
         vectors = mean_by_text(hidden, tokens, include_prompt=True)
         return vectors if self.context_projection is None else self.context_projection(vectors)
@@ -133,7 +131,7 @@ class Contextual(nn.Module, EmbeddingModel):
         Raises:
             UserError: there are more than J documents, or fewer and no null vector.
         """
-        with self._precision(tokens):
+        with self._precision():
             hidden = self.second(tokens, self.slots(context, len(tokens)))
         vectors = mean_by_text(hidden, tokens, include_prompt=self.config.include_prompt)
         if self.output_projection is not None:
@@ -176,7 +174,7 @@ class Contextual(nn.Module, EmbeddingModel):
         texts = [corpus[int(row)] for row in rows]
         if prompt is None:
             prompt = self.prompts.get("document", "")
-        vectors = embed_texts(self, texts, prompt, self.embed_context, show_progress=show_progress)
+        vectors = self._embed(texts, prompt, self.embed_context, show_progress=show_progress)
         return Context(torch.from_numpy(vectors), self.weights_identity, len(corpus), seed)
 
     @torch.inference_mode()
@@ -199,10 +197,9 @@ class Contextual(nn.Module, EmbeddingModel):
         if context is not self.frozen:
             self.check_made(context)
         if prompt is None:
-            prompt = prompt_of(self, role or "document")
+            prompt = self._prompt_of(role or "document")
         vectors = context.vectors.to(self.device)
-        embedded = embed_texts(
-            self,
+        embedded = self._embed(
             texts,
             prompt,
             lambda tokens: self(tokens, vectors),
@@ -220,10 +217,6 @@ class Contextual(nn.Module, EmbeddingModel):
     @property
     def width(self) -> int:
         return self.second.width
-
-    @property
-    def reads_context(self) -> bool:
-        return self.frozen is None
 
     @property
     def positions_before_text(self) -> int:
@@ -256,10 +249,6 @@ class Contextual(nn.Module, EmbeddingModel):
             "prompts": self.prompts,
             "max_tokens": self.max_tokens,
         }
-
-    def _precision(self, tokens: TokenBatch) -> torch.autocast:
-        kind = tokens.ids.device.type
-        return torch.autocast(kind, dtype=self.autocast, enabled=self.autocast is not None)
 
     def head_weights(self) -> dict[str, Tensor]:
         """Return the weights that are not part of the encoders, by name."""

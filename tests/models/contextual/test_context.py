@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers.normalizers import BertNormalizer
 
 from embedkit.errors import UserError
-from embedkit.models import encoding, hub
+from embedkit.models import embedding_model, hub
 from embedkit.models.contextual.context import Context, Embeddings, similarity
 from embedkit.models.contextual.export import write_contextual
 from embedkit.models.contextual.model import Contextual
@@ -94,8 +94,8 @@ def test_any_number_of_texts_gives_the_same_vectors(
 ) -> None:
     context = model.build_context(CORPUS)
     whole = model.encode(TEXTS, context=context).vectors
-    monkeypatch.setattr(encoding, "_TEXTS", 3)
-    monkeypatch.setattr(encoding, "_TOKENS", 40)
+    monkeypatch.setattr(embedding_model, "_TEXTS", 3)
+    monkeypatch.setattr(embedding_model, "_TOKENS", 40)
     again = model.encode(TEXTS, context=context).vectors
     np.testing.assert_allclose(again, whole, atol=1e-5)
     assert model.encode([], context=context).vectors.shape == (0, 32)
