@@ -1,38 +1,11 @@
 """embedkit: from raw text to a measured embedding model."""
 
+# ruff: noqa: F403, F405
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embedkit.api import (
-        ArgumentError,
-        BatchTable,
-        ClusteringSettings,
-        DataError,
-        EvaluationSettings,
-        Interrupted,
-        MiningSettings,
-        PerplexitySettings,
-        PretrainRecipe,
-        Recipe,
-        Records,
-        Texts,
-        UserError,
-        cluster,
-        compare,
-        estimate,
-        evaluate,
-        evaluate_perplexity,
-        export,
-        finetune,
-        format_comparison,
-        load,
-        load_pretrain_recipe,
-        load_recipe,
-        mine,
-        pretrain,
-        texts_of_step,
-    )
+    from embedkit.api import *
 
 __all__ = [
     "ArgumentError",

@@ -4,44 +4,21 @@ import difflib
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import dropwhile
 from typing import Any
 
 from embedkit.config import find, read_toml
 from embedkit.errors import UserError
 from embedkit.recipe.finetune_recipe import Recipe
+from embedkit.recipe.load_recipes import RENAMED
 from embedkit.recipe.pretrain_recipe import PretrainRecipe
-from embedkit.recipe.renamed_keys import RENAMED
-from embedkit.recipe.training_settings import Training
 
 PAPER_RECIPES = ("neobert-1024", "neobert-4096", "unified", "cde-stage1", "cde-stage2")
 """The shipped recipes that follow a paper; their comments say where it leaves a value open."""
-_KINDS: Mapping[str, type[Training]] = {"fine-tuning": Recipe, "pretraining": PretrainRecipe}
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-_WORDS = {
-    "integer": "integer",
-    "number": "number",
-    "string": "text",
-    "boolean": "true or false",
-    "array": "list",
-    "object": "table",
-    "null": "unset",
-}
+_WORDS = {"string": "text", "boolean": "true or false", "array": "list", "null": "unset"}
 
 Schema = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """A key of the recipes of one kind."""
-
-    kind: str
-    """The work that these recipes are for, with the kind of objective where there are several."""
-    path: str
-    schema: Schema
-    description: str
-    required: bool
 
 
 def explain(key: str) -> str:
@@ -53,36 +30,48 @@ def explain(key: str) -> str:
     Raises:
         UserError: no recipe has such a key; the message offers near ones.
     """
-    known: list[_Key] = []
-    for kind, section in _KINDS.items():
-        schema = section.model_json_schema()
-        known += _keys(kind, "", schema, schema["$defs"])
-    matches = [field for field in known if field.path == key]
-    if not matches and key in RENAMED:
+    known = []
+    for kind, recipe in (("fine-tuning", Recipe), ("pretraining", PretrainRecipe)):
+        schema = recipe.model_json_schema()
+        known += _keys(kind, schema, schema["$defs"])
+    paths = sorted({path for path, _, _ in known})
+    kinds: dict[str, list[str]] = {}
+    for path, kind, text in known:
+        if path == key:
+            kinds.setdefault(text, []).append(kind)
+    if not kinds and key in RENAMED:
         raise UserError(f"{key}: was renamed {RENAMED[key]}")
-    if not matches:
-        raise UserError(f"{key}: no recipe has such a key{_near(key, known)}")
-    texts: dict[str, list[str]] = {}
-    for match in matches:
-        texts.setdefault(_described(match, known), []).append(match.kind)
-    pages = [f"{key} ({', '.join(dict.fromkeys(kinds))})\n{text}" for text, kinds in texts.items()]
-    if not any(field.path.startswith(f"{key}.") for field in known):
+    if not kinds:
+        raise UserError(f"{key}: no recipe has such a key{_near(key, paths)}")
+    pages = [f"{key} ({', '.join(dict.fromkeys(own))})\n{text}\n" for text, own in kinds.items()]
+    if not any(path.startswith(f"{key}.") for path in paths):
         pages += _evidence(key)
     return "\n".join(pages)
 
 
-def _keys(kind: str, path: str, schema: Schema, sections: Schema) -> Iterator[_Key]:
-    """Yield the keys of a table and of the tables inside it."""
-    for name, field in schema.get("properties", {}).items():
+def _keys(
+    kind: str, table: Schema, sections: Schema, prefix: str = ""
+) -> Iterator[tuple[str, str, str]]:
+    """Yield path, kind of recipe and description of each key of a table and of tables inside it."""
+    for name, field in table["properties"].items():
+        path = f"{prefix}{name}"
         tables = list(_tables(field, sections))
-        of_table = tables[0].get("description", "") if len(tables) == 1 else ""
-        description = field.get("description", of_table)
-        key = _Key(kind, f"{path}{name}", field, description, name in schema.get("required", ()))
-        yield key
-        for table in tables:
-            objective = table["properties"].get("kind", {}).get("const")
+        keys = dict.fromkeys(f"{path}.{key}" for each in tables for key in each["properties"])
+        described = {**tables[0], **field} if len(tables) == 1 else field
+        lines = [_type(field)]
+        if not keys:
+            required = name in table.get("required", ())
+            lines[0] += ", required" if required else f", default {_toml(field.get('default'))}"
+        if "description" in described:
+            lines.append(textwrap.fill(described["description"].replace("``", ""), 96))
+        if keys:
+            listed = f"keys: {', '.join(keys)}"
+            lines.append(textwrap.fill(listed, 94, subsequent_indent=" " * 6))
+        yield path, kind, textwrap.indent("\n".join(lines), "  ")
+        for inner in tables:
+            objective = inner["properties"].get("kind", {}).get("const")
             whose = f"{kind}, {name}.kind = {objective}" if len(tables) > 1 else kind
-            yield from _keys(whose, f"{key.path}.", table, sections)
+            yield from _keys(whose, inner, sections, f"{path}.")
 
 
 def _tables(schema: Schema, sections: Schema) -> Iterator[Schema]:
@@ -94,22 +83,6 @@ def _tables(schema: Schema, sections: Schema) -> Iterator[Schema]:
         yield from _tables(inner, sections)
 
 
-def _described(key: _Key, known: list[_Key]) -> str:
-    paths = dict.fromkeys(
-        field.path
-        for field in known
-        if field.path.rpartition(".")[0] == key.path and field.kind.startswith(key.kind)
-    )
-    default = "required" if key.required else f"default {_toml(key.schema.get('default'))}"
-    lines = [f"  {_type(key.schema)}" + ("" if paths else f", {default}")]
-    if key.description:
-        lines.append(textwrap.indent(textwrap.fill(key.description.replace("``", ""), 96), "  "))
-    if paths:
-        keys = textwrap.fill(", ".join(paths), 88, break_on_hyphens=False)
-        lines.append("  keys: " + keys.replace("\n", "\n        "))
-    return "\n".join(lines) + "\n"
-
-
 def _type(schema: Schema) -> str:
     """Return the type of a field in words."""
     if "enum" in schema or "const" in schema:
@@ -119,16 +92,16 @@ def _type(schema: Schema) -> str:
     if schema.get("type") == "array" and "items" in schema:
         return f"list of: {_type(schema['items'])}"
     bounds = [f"{sign} {schema[name]:g}" for name, sign in _BOUNDS.items() if name in schema]
-    return " ".join([_WORDS[schema.get("type", "object")], " and ".join(bounds)]).rstrip()
+    type_ = schema.get("type", "table")
+    return f"{_WORDS.get(type_, type_)} {' and '.join(bounds)}".rstrip()
 
 
 def _toml(value: Any) -> str:
     return "unset" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _near(key: str, known: list[_Key]) -> str:
+def _near(key: str, paths: list[str]) -> str:
     """Offer whole paths: those that end in the same word, else those that are spelled alike."""
-    paths = sorted({field.path for field in known})
     last = key.rpartition(".")[2]
     alike = difflib.get_close_matches(key, paths, n=3)
     words = difflib.get_close_matches(last, {path.rpartition(".")[2] for path in paths}, n=2)

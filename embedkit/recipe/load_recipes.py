@@ -1,8 +1,10 @@
 """Reads, validates and prints recipes in TOML."""
 
+import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -10,8 +12,16 @@ from embedkit.config import differences, find, override, read_toml, validated
 from embedkit.errors import UserError
 from embedkit.recipe.finetune_recipe import Recipe
 from embedkit.recipe.pretrain_recipe import PretrainRecipe
-from embedkit.recipe.renamed_keys import with_new_names
 from embedkit.recipe.training_settings import RecipeT, Training
+
+RENAMED = {
+    "optim.final_lr_share": "optim.min_lr_ratio",
+    "optim.clip": "optim.max_grad_norm",
+    "optim.accumulation": "optim.gradient_accumulation_steps",
+    "data.micro_tokens": "data.micro_batch_tokens",
+    "objective.chunk_tokens": "objective.micro_batch_tokens",
+}
+"""Old names of keys, under which they are still read, with a remark."""
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -20,7 +30,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         UserError: there is no such recipe, it is not valid, or it is a pretraining recipe.
     """
-    return _checked(load_any_recipe(name, overrides), Recipe, name)
+    return _of_kind(Recipe, name, overrides)
 
 
 def load_pretrain_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRecipe:
@@ -29,7 +39,7 @@ def load_pretrain_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRe
     Raises:
         UserError: there is no such recipe, it is not valid, or it is a fine-tuning recipe.
     """
-    return _checked(load_any_recipe(name, overrides), PretrainRecipe, name)
+    return _of_kind(PretrainRecipe, name, overrides)
 
 
 def as_recipe(recipe: Recipe | str | Path) -> Recipe:
@@ -48,8 +58,7 @@ def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | Pretra
     if remarks:
         warnings.warn(f"{name}: {'; '.join(remarks)}", stacklevel=2)
     objective = tables.get("objective")
-    kind = objective.get("kind") if isinstance(objective, dict) else None
-    if kind == "masked_lm":
+    if isinstance(objective, dict) and objective.get("kind") == "masked_lm":
         return validated(PretrainRecipe, tables, name)
     return validated(Recipe, tables, name)
 
@@ -81,7 +90,33 @@ def default_output(recipe: Training | str | Path) -> Path:
     return Path("runs") / (Path(name).stem if name.endswith(".toml") else name)
 
 
-def _checked(recipe: Training, kind: type[RecipeT], name: str) -> RecipeT:
+def with_new_names(tables: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the tables of a recipe with current names of keys, and a remark on each renamed key.
+
+    Raises:
+        UserError: a key is set under both names, or no longer exists.
+    """
+    current = copy.deepcopy(dict(tables))
+    if current.pop("fp32_steps", None) is not None:
+        raise UserError(
+            f"{origin}: fp32_steps is gone, since a run has as many steps on every machine; take "
+            "it out, and pass --set steps=N where a machine is slow"
+        )
+    remarks = []
+    for old, new in RENAMED.items():
+        section, _, old_key = old.partition(".")
+        new_key = new.removeprefix(f"{section}.")
+        table = current.get(section)
+        if isinstance(table, dict) and old_key in table:
+            remarks.append(f"{old} was renamed {new}")
+            if new_key in table:
+                raise UserError(f"{origin}: {remarks[-1]}, and both are set: leave {old} out")
+            table[new_key] = table.pop(old_key)
+    return current, remarks
+
+
+def _of_kind(kind: type[RecipeT], name: str, overrides: Sequence[str]) -> RecipeT:
+    recipe = load_any_recipe(name, overrides)
     if isinstance(recipe, kind):
         return recipe
     command = "finetune" if isinstance(recipe, Recipe) else "pretrain"

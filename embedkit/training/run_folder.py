@@ -14,7 +14,7 @@ import torch
 from embedkit.config import differences, read_toml
 from embedkit.errors import UserError
 from embedkit.recipe import Training
-from embedkit.recipe.renamed_keys import with_new_names
+from embedkit.recipe.load_recipes import with_new_names
 from embedkit.storage.atomic import aside_of, write_json, write_text
 from embedkit.storage.folders import check_replaceable, set_aside
 from embedkit.training import checkpoint
