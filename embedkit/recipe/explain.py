@@ -30,7 +30,7 @@ def explain(key: str) -> str:
     Raises:
         UserError: no recipe has such a key; the message offers near ones.
     """
-    known = []
+    known: list[tuple[str, str, str]] = []
     for kind, recipe in (("fine-tuning", Recipe), ("pretraining", PretrainRecipe)):
         schema = recipe.model_json_schema()
         known += _keys(kind, schema, schema["$defs"])
