@@ -134,87 +134,71 @@ def override(tables: Mapping[str, Any], assignments: Sequence[str]) -> dict[str,
     """
     changed = copy.deepcopy(dict(tables))
     for assignment in assignments:
-        key, equals, value = assignment.partition("=")
+        key, equals, value = (word.strip() for word in assignment.partition("="))
         if not equals:
             raise UserError(f"--set {assignment}: write KEY=VALUE, e.g. optim.lr=3e-5")
-        _assign(changed, key.strip(), _parse(value.strip()) if value.strip() else None)
+        *parents, last = key.split(".")
+        table = changed
+        for parent in parents:
+            table = table.setdefault(parent, {})
+            if not isinstance(table, dict):
+                raise UserError(f"--set {key}: {parent} is a value, not a table")
+        # TOML has no null, so that an assignment without a value removes the key.
+        if not value:
+            table.pop(last, None)
+            continue
+        try:
+            table[last] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            table[last] = value
     return changed
 
 
 def differences(then: Any, now: Any, key: str = "") -> list[str]:
     """Return a line ``key: then -> now`` for every leaf in which two nested tables differ."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
-        keys = dict.fromkeys([*then, *now])
-        dotted = {name: f"{key}.{name}" if key else str(name) for name in keys}
-        nested = [differences(then.get(k), now.get(k), dotted[k]) for k in keys]
+        prefix = f"{key}." if key else ""
+        names = dict.fromkeys([*then, *now])
+        nested = [differences(then.get(n), now.get(n), f"{prefix}{n}") for n in names]
         return [line for lines in nested for line in lines]
-    return [] if then == now else [f"{key}: {_short(then)} -> {_short(now)}"]
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if then == now:
+        return []
+    texts = map(json.dumps, (then, now))
+    shown = [text if len(text) <= 60 else f"{text[:57]}..." for text in texts]
+    return [f"{key}: {' -> '.join(shown)}"]
 
 
 def _mistakes(
     error: ValidationError, section: type[BaseModel], called: str
 ) -> list[tuple[str, str]]:
     """Return the dotted name of each wrong field, which users call a key or so, and the reason."""
-    sections = list(_sections(section))
-    return [_mistake(line, sections, called) for line in error.errors(include_url=False)]
-
-
-def _mistake(
-    error: Mapping[str, Any], sections: Iterable[type[BaseModel]], called: str
-) -> tuple[str, str]:
-    known = {name for section in sections for name in section.model_fields}
-    unknown = [str(error["loc"][-1])] if error["type"] == "extra_forbidden" else []
-    way = [str(part) for part in error["loc"]][: len(error["loc"]) - len(unknown)]
+    tables = [each.model_fields for each in _sections(section)]
+    known = {name for table in tables for name in table}
     # For a table of several kinds, pydantic adds the kind to the path of the key.
-    where = ".".join([part for part in way if part not in _kinds(sections) - known] + unknown)
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        offer = f", did you mean {near[0]}?" if near else ""
-        return where, f"there is no such {called}{offer}"
-    message = str(error["msg"]).removeprefix("Value error, ")
-    shown = "" if error["type"] in {"missing", "value_error"} else f" (got {error['input']!r})"
-    return where, f"{message}{shown}"
-
-
-def _kinds(sections: Iterable[type[BaseModel]]) -> set[str]:
-    tables = [section.model_fields for section in sections]
-    fields = [table["kind"] for table in tables if "kind" in table]
-    return {kind for field in fields for kind in get_args(field.annotation)}
+    kinds = {k for table in tables if "kind" in table for k in get_args(table["kind"].annotation)}
+    mistakes = []
+    for line in error.errors(include_url=False):
+        path = [str(part) for part in line["loc"]]
+        unknown = [path.pop()] if line["type"] == "extra_forbidden" else []
+        where = ".".join([part for part in path if part in known or part not in kinds] + unknown)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], known, n=1)
+            what = f"there is no such {called}" + (f", did you mean {near[0]}?" if near else "")
+        else:
+            what = line["msg"].removeprefix("Value error, ")
+            if line["type"] not in {"missing", "value_error"}:
+                what += f" (got {line['input']!r})"
+        mistakes.append((where, what))
+    return mistakes
 
 
 def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
     """Yield a section class, its subclasses if it has a ``kind``, and the classes of its fields."""
+    inner: Iterable[Any] = get_args(annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
-        kinds = annotation.__subclasses__() if "kind" in annotation.model_fields else ()
-        fields = (field.annotation for field in annotation.model_fields.values())
-        inner: Iterable[Any] = (*kinds, *fields)
-    else:
-        inner = get_args(annotation)
+        fields = annotation.model_fields
+        inner = [field.annotation for field in fields.values()]
+        inner += annotation.__subclasses__() if "kind" in fields else []
     for part in inner:
         yield from _sections(part)
-
-
-def _assign(tables: dict[str, Any], key: str, value: Any) -> None:
-    *parents, last = key.split(".")
-    for parent in parents:
-        tables = tables.setdefault(parent, {})
-        if not isinstance(tables, dict):
-            raise UserError(f"--set {key}: {parent} is a value, not a table")
-    # TOML has no null, so that an assignment without a value removes the key.
-    if value is None:
-        tables.pop(last, None)
-    else:
-        tables[last] = value
-
-
-def _parse(value: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return value
