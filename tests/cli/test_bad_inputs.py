@@ -256,7 +256,7 @@ BAD = {
         overrides=("evaluation.tasks=['STS99']",),
     ),
     "task_folder": Bad(
-        ("tasks/broken/test.jsonl:1: score is missing",),
+        ("tasks/broken/test.jsonl, line 1: score is missing",),
         overrides=("evaluation.task_dirs=['tasks']",),
         prepare=write_task,
     ),

@@ -2,10 +2,11 @@
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 from rich import box
@@ -34,8 +35,7 @@ _SHORT = {
 """Column heads of the paper, which fit on a page."""
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(NamedTuple):
     """Difference of two means over the same tasks, with its bootstrap interval over tasks."""
 
     mean: float
@@ -85,11 +85,9 @@ def read_run(folder: Path) -> tuple[str, Summary]:
         UserError: the folder holds no evaluation.
     """
     whole, within = folder.resolve(), folder.resolve().parent
-    for name, path in (
-        # An evaluation within a run is named after both.
-        (f"{within.parent.name} {whole.name}" if within.name == "eval" else whole.name, folder),
-        (whole.name, folder / "eval" / "after"),
-    ):
+    # An evaluation within a run is named after both.
+    own = f"{within.parent.name} {whole.name}" if within.name == "eval" else whole.name
+    for name, path in ((own, folder), (whole.name, folder / "eval" / "after")):
         summary = path / "summary.json"
         if summary.is_file():
             try:
@@ -162,10 +160,10 @@ def _row(name: str, summary: Summary, tasks: Sequence[str], first: Summary | Non
     by_type: dict[str, list[float]] = {}
     for task, score in scores.items():
         by_type.setdefault(summary.scores[task].type, []).append(score)
+    types = {type_: fmean(values) for type_, values in by_type.items()}
     difference = None
     if first is not None:
         difference = interval([scores[task] - 100 * first.scores[task].score for task in tasks])
-    types = {type_: fmean(values) for type_, values in by_type.items()}
     return Row(name, types, fmean(scores.values()), difference)
 
 
@@ -183,40 +181,37 @@ def format_comparison(comparison: Comparison, format: ComparisonFormat = "text")
 
 def as_plain(comparison: Comparison) -> str:
     """Return a table for a terminal, in which an asterisk marks the best run."""
-    name, *heads = _heads(comparison)
+    (name, *heads), *rows = _cells(comparison, "{}*")
     columns = [Column(head, justify="right", no_wrap=True) for head in heads]
     table = Table(Column(name, no_wrap=True), *columns, box=box.SIMPLE_HEAD)
-    for row in comparison.rows:
-        table.add_row(*map(Text, _cells(comparison, row, lambda cell: f"{cell}*")))
-    lines = as_text(table, width=160).rstrip().splitlines()
-    notes = [*_notes(comparison), "* the best of the runs"]
-    return "\n".join([*(line.rstrip() for line in lines), "", *notes]) + "\n"
+    for cells in rows:
+        table.add_row(*map(Text, cells))
+    lines = [line.rstrip() for line in as_text(table, width=160).rstrip().splitlines()]
+    return "\n".join([*lines, "", *_notes(comparison), "* the best of the runs"]) + "\n"
 
 
 def as_markdown(comparison: Comparison) -> str:
     """Return a table in GitHub's Markdown, in which the best run is bold."""
-    heads = _heads(comparison)
-    rows = [_cells(comparison, row, lambda cell: f"**{cell}**") for row in comparison.rows]
-    ruler = ["---", *["---:"] * (len(heads) - 1)]
-    lines = [
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-        for row in [heads, ruler, *rows]
-    ]
+    heads, *rows = _cells(comparison, "**{}**")
+    table = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
     return "\n".join([*lines, "", *_notes(comparison)]) + "\n"
 
 
 def as_latex(comparison: Comparison) -> str:
     """Return a ``tabular`` for the package booktabs, in which the best run is bold."""
-    heads = _heads(comparison)
-    lines = [f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", "\\toprule"]
-    lines += [_latex_row([_escaped(head) for head in heads]), "\\midrule"]
-    for number, row in enumerate(comparison.rows):
-        if row.published and not comparison.rows[number - 1].published:
-            lines.append("\\midrule")
-        name, *cells = _cells(comparison, row, lambda cell: f"\\textbf{{{cell}}}")
-        lines.append(_latex_row([_escaped(name), *cells]))
-    lines += ["\\bottomrule", "\\end{tabular}"]
-    return "\n".join([*lines, *(f"% {note}" for note in _notes(comparison))]) + "\n"
+    special = str.maketrans({char: f"\\{char}" for char in "&%$#_{}"})
+    heads, *rows = _cells(comparison, r"\textbf{{{}}}")
+    lines = [f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule"]
+    lines.append(" & ".join(head.translate(special) for head in heads) + r" \\")
+    published = None
+    for row, (name, *cells) in zip(comparison.rows, rows, strict=True):
+        # A rule stands above the runs, and another one above the published rows.
+        lines += [r"\midrule"] if row.published is not published else []
+        lines.append(" & ".join([name.translate(special), *cells]) + r" \\")
+        published = row.published
+    notes = [f"% {note}" for note in _notes(comparison)]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
 
 
 def as_csv(comparison: Comparison) -> str:
@@ -227,9 +222,7 @@ def as_csv(comparison: Comparison) -> str:
     ends = ["difference", "difference_low", "difference_high", "tasks", "published", "best"]
     writer.writerow(["model", *columns, *ends])
     for row in comparison.rows:
-        change = row.difference
-        bounds = [change.mean, change.low, change.high] if change else [None] * 3
-        tasks = None if row.published else comparison.tasks
+        bounds, tasks = row.difference or [None] * 3, None if row.published else comparison.tasks
         best = " ".join(column for column in columns if _is_best(comparison, row, column))
         values = [value_of(row, column) for column in columns]
         writer.writerow([row.name, *values, *bounds, tasks, row.published, best])
@@ -239,21 +232,20 @@ def as_csv(comparison: Comparison) -> str:
 FORMATS = {"text": as_plain, "csv": as_csv, "latex": as_latex, "markdown": as_markdown}
 
 
-def _heads(comparison: Comparison) -> list[str]:
+def _cells(comparison: Comparison, best: str) -> list[list[str]]:
+    """Return the heads and the rows of a table, with the best values in the format ``best``."""
     types = [_SHORT.get(type_, type_) for type_ in comparison.types]
-    return ["model", *types, "average", f"difference [{100 * LEVEL:.0f} %]"]
-
-
-def _cells(comparison: Comparison, row: Row, mark: Callable[[str], str]) -> list[str]:
-    cells = [f"{row.name} (paper)" if row.published else row.name]
-    for column in (*comparison.types, "average"):
-        value = value_of(row, column)
-        # The paper prints one decimal.
-        shown = "-" if value is None else f"{value:.{1 if row.published else 2}f}"
-        cells.append(mark(shown) if _is_best(comparison, row, column) else shown)
-    change = row.difference
-    cells.append(f"{change.mean:+.2f} [{change.low:+.2f}, {change.high:+.2f}]" if change else "-")
-    return cells
+    table = [["model", *types, "average", f"difference [{100 * LEVEL:.0f} %]"]]
+    for row in comparison.rows:
+        table.append([f"{row.name} (paper)" if row.published else row.name])
+        for column in (*comparison.types, "average"):
+            value = value_of(row, column)
+            # The paper prints one decimal.
+            shown = "-" if value is None else f"{value:.{1 if row.published else 2}f}"
+            table[-1].append(best.format(shown) if _is_best(comparison, row, column) else shown)
+        change = row.difference
+        table[-1].append("{:+.2f} [{:+.2f}, {:+.2f}]".format(*change) if change else "-")
+    return table
 
 
 def _is_best(comparison: Comparison, row: Row, column: str) -> bool:
@@ -262,20 +254,12 @@ def _is_best(comparison: Comparison, row: Row, column: str) -> bool:
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    first = (
+    notes = [
         f"Scores times 100, over the {comparison.tasks} tasks that all runs have; the average is "
         f"over tasks. Differences are to {comparison.rows[0].name}, with {100 * LEVEL:.0f} % "
         f"intervals of {RESAMPLES:,} bootstrap resamples of the {comparison.tasks} tasks (seed "
         f"{SEED})."
-    )
-    left_out = f"Left out, since some run lacks them: {', '.join(comparison.left_out)}."
-    notes = [f"{note}." for note in comparison.notes]
-    return [first, *([left_out] if comparison.left_out else []), *notes]
-
-
-def _latex_row(cells: list[str]) -> str:
-    return " & ".join(cells) + r" \\"
-
-
-def _escaped(text: str) -> str:
-    return "".join(f"\\{char}" if char in "&%$#_{}" else char for char in text)
+    ]
+    if comparison.left_out:
+        notes.append(f"Left out, since some run lacks them: {', '.join(comparison.left_out)}.")
+    return [*notes, *(f"{note}." for note in comparison.notes)]
