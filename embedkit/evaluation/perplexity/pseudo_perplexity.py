@@ -6,10 +6,10 @@ exponential of the mean of their cross-entropies.
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -73,10 +73,11 @@ def evaluate_perplexity(
     # All is opened and checked before anything is scored, which may take hours.
     subjects = [_open(name, data, settings) for name in models]
     results = ResultFile(Path(output) / "documents.jsonl")
-    points = []
+    points, names = [], [hub.display_name(typed) for typed in models]
     total = sum(len(documents) for *_, lengths in subjects for documents in lengths.values())
     with progress_of(total, console) as progress:
-        for name, (model, mask_id, lengths) in zip(_names(models), subjects, strict=True):
+        for typed, name, (model, mask_id, lengths) in zip(models, names, subjects, strict=True):
+            name = typed if names.count(name) > 1 else name
             nn.Module.to(model, device)
             scorer = MaskedTokenScorer(model, mask_id, autocast=autocast)
             identity = scorer.identity
@@ -85,11 +86,10 @@ def evaluate_perplexity(
                 scored = []
                 for document in documents:
                     key = document.key(identity)
-                    if (result := results.get(key)) is None:
-                        result = document.scored(scorer, key, name)
-                        results.add(result)
+                    if key not in results:
+                        results.add(document.scored(scorer, key, name))
                     # The same weights may have been scored under another name.
-                    scored.append(replace(result, model=name))
+                    scored.append(replace(results[key], model=name))
                     progress.advance(progress.task_ids[0])
                 points.append(summarise(scored))
                 print_line(progress.console, str(points[-1]))
@@ -100,17 +100,7 @@ def evaluate_perplexity(
     return points
 
 
-def _names(models: Sequence[str]) -> list[str]:
-    """Return the names of models in the results: as the user typed them if display names clash."""
-    displayed = [hub.display_name(typed) for typed in models]
-    return [
-        typed if displayed.count(name) > 1 else name
-        for typed, name in zip(models, displayed, strict=True)
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Document:
+class _Document(NamedTuple):
     number: int
     ids: Tensor
     maskable: int
@@ -123,34 +113,23 @@ class _Document:
 
     def scored(self, scorer: MaskedTokenScorer, key: str, model: str) -> Scored:
         losses = scorer.losses(self.ids, self.positions)
-        return Scored(
-            key=key,
-            model=model,
-            length=len(self.ids),
-            document=self.number,
-            maskable=self.maskable,
-            positions=len(losses),
-            loss=float(losses.mean()),
-            variance=float(losses.var()) if len(losses) > 1 else 0.0,
-        )
+        variance = float(losses.var()) if len(losses) > 1 else 0.0
+        sizes = len(self.ids), self.number, self.maskable, len(losses)
+        return Scored(key, model, *sizes, float(losses.mean()), variance)
 
 
-_Subject = tuple[PreTrainedModel, int, dict[int, list[_Document]]]
-"""A model, the id of its mask, and the documents of each length."""
-
-
-def _open(model: str, data: str | Path, settings: PerplexitySettings) -> _Subject:
+def _open(
+    model: str, data: str | Path, settings: PerplexitySettings
+) -> tuple[PreTrainedModel, int, dict[int, list[_Document]]]:
+    """Return a model, the id of its mask, and the documents of each length."""
     tokenizer = hub.load_tokenizer(model)
     if tokenizer.mask_token_id is None:
         raise UserError(f"{model}: its tokenizer has no mask token; pass a masked language model")
     network = hub.load_masked_lm(model)
     limit, longest = absolute_positions(network), max(settings.lengths)
     if limit is not None and longest > limit:
-        reason = (
-            f"{model} has a table of {limit} positions; leave out the lengths beyond {limit} "
-            f"(got {longest})"
-        )
-        raise ArgumentError(("lengths", reason))
+        remedy = f"leave out the lengths beyond {limit} (got {longest})"
+        raise ArgumentError(("lengths", f"{model} has a table of {limit} positions; {remedy}"))
     return network, tokenizer.mask_token_id, _documents(tokenizer, data, settings)
 
 
@@ -170,14 +149,13 @@ def _documents(
                 if size >= length and len(documents) < settings.documents:
                     document = _masked(number, tokenize([text], "", length).ids, special, settings)
                     documents += [document] if document.maskable else []
-        if all(len(documents) == settings.documents for documents in chosen.values()):
+        if min(map(len, chosen.values())) == settings.documents:
             break
-    for length in (length for length, documents in chosen.items() if not documents):
-        reason = (
-            f"no document of {data} has {length} tokens (the longest has {longest}); leave "
-            "that length out, or pass longer documents"
-        )
-        raise ArgumentError(("lengths", reason))
+    for length, documents in chosen.items():
+        if not documents:
+            mistake = f"no document of {data} has {length} tokens (the longest has {longest})"
+            remedy = "leave that length out, or pass longer documents"
+            raise ArgumentError(("lengths", f"{mistake}; {remedy}"))
     return chosen
 
 
@@ -194,10 +172,8 @@ def _masked(number: int, ids: Tensor, special: Tensor, settings: PerplexitySetti
 
 def _texts(data: str | Path) -> Iterator[tuple[int, str]]:
     """Yield the documents of a file or manifest, only held-out ones if any, with their numbers."""
-    if Path(data).suffix in ("", ".toml"):
-        texts = Texts.from_manifest(data)
-    else:
-        texts = Texts.from_file(data, drop_empty=True)
+    is_manifest = Path(data).suffix in ("", ".toml")
+    texts = Texts.from_manifest(data) if is_manifest else Texts.from_file(data, drop_empty=True)
     for number, document in enumerate(texts.documents(), start=1):
         if texts.description.held_out is None or is_held_out(document, texts.description):
             yield number, document.text

@@ -61,17 +61,15 @@ def summarise(scored: Sequence[Scored]) -> Point:
     is that of a mean over documents, whatever share of their positions was masked; that of the
     pseudo-perplexity follows by the delta method.
     """
-    count, first = len(scored), scored[0]
+    count = len(scored)
     loss = math.fsum(document.loss for document in scored) / count
     perplexity = math.exp(min(loss, 700.0))
-    stderr = None
-    if count > 1:
-        squares = math.fsum((document.loss - loss) ** 2 for document in scored)
-        stderr = math.sqrt(squares / (count * (count - 1)))
+    squares = math.fsum((document.loss - loss) ** 2 for document in scored)
+    stderr = math.sqrt(squares / (count * (count - 1))) if count > 1 else None
     unseen = math.fsum((1 - s.positions / s.maskable) * s.variance / s.positions for s in scored)
     return Point(
-        model=first.model,
-        length=first.length,
+        model=scored[0].model,
+        length=scored[0].length,
         documents=count,
         positions=sum(document.positions for document in scored),
         loss=loss,
@@ -82,28 +80,26 @@ def summarise(scored: Sequence[Scored]) -> Point:
     )
 
 
-class ResultFile:
-    """Results of documents by key, one JSON object a line."""
+class ResultFile(dict[str, Scored]):
+    """Results of documents by key, each kept as a line of a file when it is added."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._results = path, dict[str, Scored]()
+        super().__init__()
+        self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
         # A kill may have cut the last line short: what follows must not be glued to it.
-        self._torn = lines[-1] != ""
-        for line in lines:
+        self._start = "" if text.endswith("\n") or not text else "\n"
+        for line in text.split("\n"):
             with suppress(ValueError, TypeError):
                 scored = Scored(**json.loads(line))
-                self._results[scored.key] = scored
-
-    def get(self, key: str) -> Scored | None:
-        return self._results.get(key)
+                self[scored.key] = scored
 
     def add(self, scored: Scored) -> None:
         with self._path.open("a", encoding="utf-8") as file:
-            file.write("\n" * self._torn + json.dumps(asdict(scored)) + "\n")
-        self._torn = False
-        self._results[scored.key] = scored
+            file.write(self._start + json.dumps(asdict(scored)) + "\n")
+        self._start = ""
+        self[scored.key] = scored
 
 
 def write_csv(points: Sequence[Point], path: Path) -> None:
@@ -130,17 +126,11 @@ def plot(points: Sequence[Point], path: Path) -> str | None:
         axes = figure.subplots()
         for model in dict.fromkeys(point.model for point in points):
             line = sorted((p for p in points if p.model == model), key=lambda point: point.length)
-            axes.errorbar(
-                [point.length for point in line],
-                [point.pseudo_perplexity for point in line],
-                yerr=[point.pseudo_perplexity_stderr or 0.0 for point in line],
-                marker="o",
-                capsize=3,
-                label=model,
-            )
-        axes.set_yscale("log")
-        axes.set_xlabel("Sequence length (tokens)")
-        axes.set_ylabel("Pseudo-perplexity")
+            values = [point.pseudo_perplexity for point in line]
+            errors = [point.pseudo_perplexity_stderr or 0.0 for point in line]
+            lengths = [point.length for point in line]
+            axes.errorbar(lengths, values, yerr=errors, marker="o", capsize=3, label=model)
+        axes.set(yscale="log", xlabel="Sequence length (tokens)", ylabel="Pseudo-perplexity")
         axes.grid(alpha=0.3, which="both")
         axes.legend()
         figure.savefig(path.with_suffix(".png"), dpi=150)
