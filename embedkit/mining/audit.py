@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from embedkit.data.pairs.leaks import fold
-from embedkit.mining.candidates import Selected
-from embedkit.mining.corpus import text_hash
+from embedkit.mining.corpus import Ids, text_hash
 from embedkit.mining.search import Scores
 
 _EDGES = np.linspace(-1, 1, 41)
@@ -47,20 +46,19 @@ class Audit:
     """Histogram of the scores of positives, in steps of 0.05 from -1 to 1."""
     negative_scores: list[int] = field(default_factory=lambda: [0] * (len(_EDGES) - 1))
 
-    def add(self, selected: Selected) -> None:
-        """Count some more rows."""
-        counts = (selected.documents >= 0).sum(axis=1)
+    def add(self, documents: Ids, scores: Scores, positive_scores: Scores) -> None:
+        """Count the negatives of some more rows, of the shapes that ``select`` returns."""
+        found = documents >= 0
+        counts = found.sum(axis=1)
         self.rows += len(counts)
         self.negatives += int(counts.sum())
-        self.asked = selected.documents.shape[1]
         self.short += int((counts < self.asked).sum())
         self.without += int((counts == 0).sum())
-        self.candidates += selected.candidates
-        self.above_margin += selected.above_margin
-        self.outranked += selected.outranked
-        self.positive_scores = _counted(self.positive_scores, selected.positive_scores)
-        found = selected.scores[selected.documents >= 0]
-        self.negative_scores = _counted(self.negative_scores, found)
+        histograms = (self.positive_scores, self.negative_scores)
+        for histogram, values in zip(histograms, (positive_scores, scores[found]), strict=True):
+            # Scores of fp16 vectors may lie a little above 1.
+            more = np.histogram(np.clip(values, -1, 1), _EDGES)[0]
+            histogram[:] = (histogram + more).tolist()
 
     def text(self) -> str:
         """Return the counts and histograms as lines of text."""
@@ -116,12 +114,6 @@ def inspect(path: Path) -> tuple[int, int]:
 
 def _pair_hash(query: str, document: str) -> int:
     return text_hash(f"{fold(query)}\0{fold(document)}")
-
-
-def _counted(histogram: list[int], scores: Scores) -> list[int]:
-    # Scores of fp16 vectors may lie a little above 1.
-    counts = np.histogram(np.clip(scores, -1, 1), _EDGES)[0]
-    return [int(count) for count in np.array(histogram) + counts]
 
 
 def _share(count: int, whole: int) -> str:

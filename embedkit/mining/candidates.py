@@ -1,6 +1,5 @@
 """Find the candidates of every query, and choose the negatives of every row among them."""
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from rich.console import Console
 
 from embedkit import rng
 from embedkit.distributed.progress import track_progress
+from embedkit.mining.audit import Audit
 from embedkit.mining.corpus import Exclusions, Ids
 from embedkit.mining.search import Scores, Search
 from embedkit.mining.settings import MiningSettings
@@ -65,31 +65,20 @@ def recall(
     return hits / max(int((best >= 0).sum()), 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Selected:
-    """The negatives of some rows.
-
-    Shapes: R rows, N negatives asked for; ``documents`` and ``scores`` ``(R, N)``, best first, -1
-    and minus infinity where there are fewer; ``positive_scores`` ``(R,)``.
-    """
-
-    documents: Ids
-    scores: Scores
-    positive_scores: Scores
-    candidates: int
-    """Number of candidates in the window of ranks."""
-    above_margin: int
-    """Number of candidates that score too near to the positive, or above it."""
-    outranked: int
-    """Number of rows in which a candidate of any rank scores above the positive."""
-
-
 def select(
-    candidates: NDArray[Any], positive_scores: Scores, rows: Ids, settings: MiningSettings
-) -> Selected:
-    """Choose the negatives of ``rows``; a row's draw is a function of the seed and its number.
+    candidates: NDArray[Any],
+    positive_scores: Scores,
+    rows: Ids,
+    settings: MiningSettings,
+    audit: Audit,
+) -> tuple[Ids, Scores]:
+    """Choose the negatives of ``rows``, and count them and their candidates in ``audit``.
 
-    Shapes: candidates ``(R, depth)``, best first; positive_scores and rows ``(R,)``.
+    A row's draw is a function of the seed and its number.
+
+    Shapes: candidates ``(R, depth)``, best first; positive_scores and rows ``(R,)``; the result,
+    documents and their scores, both ``(R, negatives)``, best first, -1 and minus infinity where
+    there are fewer.
     """
     window = candidates[:, settings.skip : settings.depth]
     present = window["document"] >= 0
@@ -102,15 +91,14 @@ def select(
                 drawn = rng.permuted(np.arange(settings.negatives), int(count), key)
                 row_order[: settings.negatives] = row_order[np.sort(drawn)]
     order = order[:, : settings.negatives]
-    kept = np.take_along_axis(admitted, order, 1)
-    return Selected(
-        np.where(kept, np.take_along_axis(window["document"], order, 1), -1),
-        np.where(kept, np.take_along_axis(window["score"], order, 1), np.float32(-np.inf)),
-        positive_scores,
-        int(present.sum()),
-        int((present & ~admitted).sum()),
-        int((candidates["score"][:, 0] > positive_scores).sum()),
-    )
+    documents = np.take_along_axis(np.where(admitted, window["document"], -1), order, 1)
+    scores = np.where(admitted, window["score"], np.float32(-np.inf))
+    scores = np.take_along_axis(scores, order, 1)
+    audit.candidates += int(present.sum())
+    audit.above_margin += int((present & ~admitted).sum())
+    audit.outranked += int((candidates["score"][:, 0] > positive_scores).sum())
+    audit.add(documents, scores, positive_scores)
+    return documents, scores
 
 
 def limits(positive_scores: Scores, settings: MiningSettings) -> Scores:
@@ -134,24 +122,19 @@ def _best(
     best["document"], best["score"] = -1, -np.inf
     # One query may exclude thousands: it is searched for again, and the others are not.
     count = min(documents, depth + min(depth, exclusions.count(numbers)))
-    waiting = [(np.arange(len(numbers)), count)]
-    while waiting:
-        rows, count = waiting.pop()
-        if len(rows) > 1 and len(rows) * count > _FOUND:
-            half = len(rows) // 2
-            waiting += [(rows[:half], count), (rows[half:], count)]
-            continue
-        scores, found = search.top(vectors[rows], count)
-        left_out = (found < 0) | exclusions(numbers[rows], found)
-        # A stable sort keeps the order of those that stay.
-        order = np.argsort(left_out, axis=1, kind="stable")[:, :depth]
-        kept = ~np.take_along_axis(left_out, order, 1)
-        columns = ("document", found, -1), ("score", scores, -np.inf)
-        for name, values, absent in columns:
-            values = np.where(kept, np.take_along_axis(values, order, 1), absent)
-            best[name][rows, : order.shape[1]] = values
-        # A search that ended in -1 has found all that it can find.
-        short = (kept.sum(axis=1) < depth) & (found[:, -1] >= 0)
-        if count < documents and short.any():
-            waiting.append((rows[short], min(documents, _WIDEN * count)))
+    waiting = np.arange(len(numbers))
+    while len(waiting):
+        short = []
+        for rows in np.array_split(waiting, min(len(waiting), -(-len(waiting) * count // _FOUND))):
+            scores, found = search.top(vectors[rows], count)
+            # A search that ended in -1 has found all that it can find.
+            more = (found[:, -1] >= 0) & (count < documents)
+            left_out = (found < 0) | exclusions(numbers[rows], found)
+            found[left_out], scores[left_out] = -1, -np.inf
+            # A stable sort keeps the order of those that stay.
+            order = np.argsort(left_out, axis=1, kind="stable")[:, :depth]
+            best["document"][rows, : order.shape[1]] = np.take_along_axis(found, order, 1)
+            best["score"][rows, : order.shape[1]] = np.take_along_axis(scores, order, 1)
+            short.append(rows[more & (best["document"][rows, -1] < 0)])
+        waiting, count = np.concatenate(short), min(documents, _WIDEN * count)
     return best

@@ -15,6 +15,7 @@ from embedkit.data.pairs.records import Records
 Ids = NDArray[np.int64]
 
 _POSITIVE = -1
+"""Place of the positive among the documents of a row, ``[*negatives, positive]``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,15 +71,14 @@ def open_corpus(records: Records) -> Corpus:
     document_rows, document_places = (np.array(of, dtype=np.int64)[first] for of in (rows, places))
 
     def query_texts(numbers: Ids) -> list[str]:
-        taken = records.table.take(query_rows[numbers].tolist(), ("query",))
-        return [text for (text,) in taken]
+        return [text for (text,) in records.table.take(query_rows[numbers].tolist(), ("query",))]
 
     def document_texts(numbers: Ids) -> list[str]:
-        columns = ("positive", "negatives")
-        taken = records.table.take(document_rows[numbers].tolist(), columns)
+        taken = records.table.take(document_rows[numbers].tolist(), ("negatives", "positive"))
+        places = document_places[numbers]
         return [
-            positive if place == _POSITIVE else negatives[place]
-            for place, (positive, negatives) in zip(document_places[numbers], taken, strict=True)
+            [*negatives, positive][n]
+            for n, (negatives, positive) in zip(places, taken, strict=True)
         ]
 
     def identity(*occurrences: NDArray[Any]) -> str:
@@ -104,13 +104,10 @@ def text_hash(text: str) -> int:
 
 def _numbered(hashes: "array[int]") -> tuple[NDArray[np.uint64], Ids, Ids]:
     """Return the distinct hashes by first occurrence, those occurrences, and each hash's number."""
-    distinct, first, numbers = np.unique(
-        np.array(hashes, dtype=np.uint64), return_index=True, return_inverse=True
-    )
+    values = np.array(hashes, dtype=np.uint64)
+    distinct, first, numbers = np.unique(values, return_index=True, return_inverse=True)
     order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return distinct[order], first[order].astype(np.int64), rank[numbers].astype(np.int64)
+    return distinct[order], first[order], np.argsort(order)[numbers]
 
 
 class Exclusions:

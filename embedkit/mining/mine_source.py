@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Unpack
@@ -16,7 +15,7 @@ from embedkit.mining.audit import Audit, inspect
 from embedkit.mining.candidates import find_candidates, recall
 from embedkit.mining.corpus import Exclusions, open_corpus
 from embedkit.mining.mined_source import RECORD, OutputFolder, write_manifest, write_pairs
-from embedkit.mining.search import ExactSearch, load_faiss, open_search, torch_best
+from embedkit.mining.search import ExactSearch, IvfSearch, faiss_best, load_faiss, torch_best
 from embedkit.mining.settings import MiningOptions, MiningSettings
 from embedkit.mining.stored_vectors import stored_vectors
 from embedkit.models.embedder import Embedder
@@ -96,23 +95,23 @@ def _mine(
 ) -> Audit:
     """Write the folder ``output``; ``work`` may hold what an earlier process has done for it."""
     console, device, corpus = Console(stderr=True), embedder.device, open_corpus(records)
-    encode = partial(
-        stored_vectors,
-        embedder=embedder,
-        identity=plan["model"]["identity"],
-        store=settings.store,
-        console=console,
+    queries, documents = (
+        stored_vectors(
+            side,
+            embedder,
+            identity=plan["model"]["identity"],
+            prompt=getattr(records.prompts, role),
+            max_tokens=getattr(records.description, f"max_{role}_tokens"),
+            store=settings.store,
+            console=console,
+        )
+        for role, side in (("query", corpus.queries), ("document", corpus.documents))
     )
-    prompts = records.prompts
-    queries = encode(
-        corpus.queries, prompt=prompts.query, max_tokens=records.description.max_query_tokens
-    )
-    documents = encode(
-        corpus.documents,
-        prompt=prompts.document,
-        max_tokens=records.description.max_document_tokens,
-    )
-    search = open_search(documents, work / "index", settings, device, console)
+    flat = faiss_best(device) if settings.search == "faiss-flat" else torch_best
+    exact = ExactSearch(documents, device, flat)
+    search: ExactSearch | IvfSearch = exact
+    if settings.search == "faiss-ivf":
+        search = IvfSearch(documents, work / "index", settings, device, console)
     exclusions = Exclusions(corpus)
     candidates = find_candidates(
         work / "candidates", search, queries, exclusions, depth=settings.depth, console=console
@@ -121,8 +120,7 @@ def _mine(
         pairs = folder / f"{output.name}.parquet"
         audit = write_pairs(pairs, records, corpus, queries, documents, candidates, settings)
         audit.equal_to_a_positive, audit.most_used = inspect(pairs)
-        if settings.search == "faiss-ivf":
-            exact = ExactSearch(documents, device, torch_best)
+        if search is not exact:
             audit.recall = recall(candidates, exact, queries, exclusions)
         remark = f"Negatives of {records.name} by {plan['model']['name']}: see {RECORD}."
         manifest = pairs.with_suffix(".toml")

@@ -32,15 +32,8 @@ _PLAN = "plan.json"
 _LOCK = ".lock"
 _ROWS = 8192
 """Number of rows that are written at a time."""
-_KEPT = {
-    "task",
-    "license",
-    "prompts",
-    "in_batch_negatives",
-    "batch_size",
-    "max_query_tokens",
-    "max_document_tokens",
-}
+_KEPT = {"task", "license", "prompts", "in_batch_negatives", "batch_size", "max_query_tokens",
+         "max_document_tokens"}  # fmt: skip
 """Keys that the new manifest takes from the description of the source."""
 
 
@@ -165,24 +158,24 @@ def write_pairs(
             queries = corpus.query_of[rows]
             products = query_vectors[queries].astype(np.float32)
             products *= document_vectors[corpus.document_of[rows]].astype(np.float32)
-            selected = select(candidates[queries], products.sum(axis=1), rows, settings)
-            audit.add(selected)
-            used = np.unique(selected.documents[selected.documents >= 0])
+            positives = products.sum(axis=1)
+            found, scores = select(candidates[queries], positives, rows, settings, audit)
+            used = np.unique(found[found >= 0])
             texts = dict(zip(used.tolist(), corpus.documents.texts(used), strict=True))
-            columns = (selected.documents, selected.scores, selected.positive_scores)
+            mined = (column.tolist() for column in (found, scores, positives))
             lines = [
                 # Arrow leaves out the label and score where the schema has none.
                 {
                     "query": record.query,
                     "positive": record.positive,
-                    "negatives": [texts[number] for number in numbers if number >= 0],
+                    "negatives": [texts[number] for number in negatives if number >= 0],
                     "label": record.label,
                     "score": record.score,
                     "positive_score": positive_score,
-                    "negative_scores": scores[: sum(number >= 0 for number in numbers)],
+                    "negative_scores": [score for score in negative_scores if score > -np.inf],
                 }
-                for record, numbers, scores, positive_score in zip(
-                    records.take(rows), *(column.tolist() for column in columns), strict=True
+                for record, negatives, negative_scores, positive_score in zip(
+                    records.take(rows), *mined, strict=True
                 )
             ]
             writer.write_table(pa.Table.from_pylist(lines, schema=schema))
@@ -198,18 +191,14 @@ def write_manifest(
     # Pairs below $EMBEDKIT_DATA are named relative to it, so that the folder may be moved.
     if data and final.is_relative_to(Path(data).resolve()):
         location = f"$EMBEDKIT_DATA/{final.relative_to(Path(data).resolve())}"
+    file = {"path": location, "sha256": cache.file_sha256(pairs)}
     tables = {
         **description,
         "rows": len(records),
         "negatives_per_query": settings.negatives,
         "ignore": ["positive_score", "negative_scores"],
-        "source": {
-            "kind": "files",
-            "files": [{"path": location, "sha256": cache.file_sha256(pairs)}],
-        },
+        "source": {"kind": "files", "files": [file]},
     }
     if records.has_scores:
         tables["columns"] = {"score": "score"}
-    # TOML requires that tables come last.
-    ordered = dict(sorted(tables.items(), key=lambda item: isinstance(item[1], dict)))
-    path.write_text(f"# {remark}\n{tomli_w.dumps(ordered)}", encoding="utf-8")
+    path.write_text(f"# {remark}\n{tomli_w.dumps(tables)}", encoding="utf-8")

@@ -186,21 +186,6 @@ class IvfSearch:
 Search = ExactSearch | IvfSearch
 
 
-def open_search(
-    vectors: NDArray[Any],
-    folder: Path,
-    settings: MiningSettings,
-    device: torch.device,
-    console: Console,
-) -> Search:
-    """Open the search that the settings name; its index, if it has one, lies in ``folder``."""
-    if settings.search == "faiss-ivf":
-        return IvfSearch(vectors, folder, settings, device, console)
-    return ExactSearch(
-        vectors, device, faiss_best(device) if settings.search == "faiss-flat" else torch_best
-    )
-
-
 @contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
     """Send what faiss prints in C++ while it merges to standard error: it is no result."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from embedkit.distributed.progress import track_progress
-from embedkit.mining.corpus import Ids, Side
+from embedkit.mining.corpus import Side
 from embedkit.mining.settings import StoreType
 from embedkit.models.embedder import Embedder
 from embedkit.storage import cache
@@ -44,17 +44,17 @@ def stored_vectors(
     def vectors_in(folder: Path) -> BlockFile:
         return BlockFile(folder / "vectors", np.dtype(_TYPES[store]), **shape)
 
-    def vectors_of(rows: Ids) -> NDArray[np.float32]:
-        return embedder.encode(side.texts(rows), prompt=prompt, max_tokens=limit)
-
     def encode(folder: Path) -> None:
         file = vectors_in(folder)
         with track_progress(console, f"encoding {side.name}", len(side), file.done()) as advance:
-            file.fill(file.missing(), vectors_of, advance)
-
-    def is_whole(folder: Path) -> bool:
-        return vectors_in(folder).is_whole()
+            file.fill(
+                file.missing(),
+                lambda rows: embedder.encode(side.texts(rows), prompt=prompt, max_tokens=limit),
+                advance,
+            )
 
     key = sha256_of_json([FORMAT, side.identity, identity, prompt, limit, store, _TEXTS])[:32]
-    folder = cache.built("vectors", key, encode, resumable=True, verified=is_whole)
+    folder = cache.built(
+        "vectors", key, encode, resumable=True, verified=lambda done: vectors_in(done).is_whole()
+    )
     return vectors_in(folder).mapped()

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 
 from embedkit.config import validated
 from embedkit.errors import UserError
+from embedkit.mining.audit import Audit
 from embedkit.mining.candidates import CANDIDATE, limits, select
 from embedkit.mining.settings import MiningSettings
 
@@ -20,8 +21,8 @@ RANKED = [(3, 0.9), (8, 0.76), (1, 0.7), (5, 0.5), (-1, -np.inf)]
 def chosen(positive: float, *, row: int = 0, **settings: Any) -> list[int]:
     wanted = MiningSettings(**({"negatives": 2, "depth": 5} | settings))
     scores = np.array([positive], dtype=np.float32)
-    selected = select(candidates(RANKED), scores, np.array([row]), wanted)
-    return cast(list[int], selected.documents[0].tolist())
+    documents, _ = select(candidates(RANKED), scores, np.array([row]), wanted, Audit())
+    return cast(list[int], documents[0].tolist())
 
 
 @pytest.mark.parametrize(
@@ -69,9 +70,11 @@ def test_a_random_draw_depends_on_seed_and_row_alone() -> None:
 def test_what_was_left_out_is_counted() -> None:
     rows = candidates(RANKED, [(2, 0.3), *[(-1, -np.inf)] * 4])
     scores = np.array([0.8, 0.9], dtype=np.float32)
-    selected = select(rows, scores, np.array([0, 1]), MiningSettings(negatives=2, depth=5))
-    assert (selected.candidates, selected.above_margin, selected.outranked) == (5, 1, 1)
-    np.testing.assert_array_equal(selected.documents, [[8, 1], [2, -1]])
+    audit, settings = Audit(asked=2), MiningSettings(negatives=2, depth=5)
+    documents, _ = select(rows, scores, np.array([0, 1]), settings, audit)
+    assert (audit.candidates, audit.above_margin, audit.outranked) == (5, 1, 1)
+    assert (audit.rows, audit.negatives, audit.short, audit.without) == (2, 3, 1, 0)
+    np.testing.assert_array_equal(documents, [[8, 1], [2, -1]])
 
 
 @pytest.mark.parametrize(
