@@ -9,7 +9,7 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,10 @@ from embedkit.data.pairs import lengths, records
 from embedkit.data.pairs.records import Records, open_manifest
 from embedkit.data.sources import files, open_source
 from embedkit.data.sources.joins import joined
-from embedkit.data.sources.readers import docstring, icd, obo, shards
+from embedkit.data.sources.readers import shards
+from embedkit.data.sources.readers.docstring import DocstringReader
+from embedkit.data.sources.readers.icd import IcdReader
+from embedkit.data.sources.readers.obo import OboReader
 from embedkit.data.text import tokenized
 from embedkit.data.text.texts import Texts
 from embedkit.evaluation.encoding import vector_cache
@@ -139,13 +142,15 @@ def numbered(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> list[Any]:
 def test_rows_of_files(tmp_path: Path) -> None:
     found: dict[str, Any] = {path.name: numbered(files.rows(path)) for path in formats(tmp_path)}
     (tmp_path / "x.obo").write_text(OBO)
-    for relation in ("definition", "synonym", "term"):
-        found[relation] = list(obo.read(tmp_path / "x.obo", relation, 2))
+    relations: list[Literal["definition", "synonym", "term"]] = ["definition", "synonym", "term"]
+    for relation in relations:
+        reader = OboReader(kind="obo", relation=relation, siblings=2)
+        found[relation] = list(reader.read(tmp_path / "x.obo"))
     (tmp_path / "icd.xml").write_text(ICD)
-    found["icd"] = list(icd.read(tmp_path / "icd.xml", 2))
+    found["icd"] = list(IcdReader(kind="icd", siblings=2).read(tmp_path / "icd.xml"))
     (tmp_path / "m.py").write_text(MODULE)
-    modules = [("m", tmp_path / "m.py")]
-    found["docstring"] = list(docstring.read(modules, siblings=1, min_words=4, max_words=99))
+    functions = DocstringReader(kind="docstring", siblings=1, max_words=99)
+    found["docstring"] = list(functions.read(tmp_path / "m.py"))
     pairs = [{"query": "q", "document": "d"}, {"query": "r", "document": "e"}]
     folder = write_shards(tmp_path, "set", {"shard-00000.jsonl.gz": pairs}, "query", "document")
     source = shards.Shards(folder=str(folder), files="shard-{00000..00000}.jsonl.gz")

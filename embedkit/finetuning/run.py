@@ -12,7 +12,7 @@ from torch import nn
 from embedkit import distributed, rng
 from embedkit.data.batch_sampler import BatchSampler
 from embedkit.data.loading import stream
-from embedkit.data.manifests.readers import READERS
+from embedkit.data.manifests.sources import READERS
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
 from embedkit.data.pairs.records import Records
 from embedkit.data.vector_store import VectorStore

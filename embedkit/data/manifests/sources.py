@@ -2,12 +2,23 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from embedkit.config import Section
-from embedkit.data.manifests.readers import AnyReader
+from embedkit.data.manifests.readers import Reader
+from embedkit.data.sources.readers.docstring import DocstringReader
+from embedkit.data.sources.readers.icd import IcdReader
+from embedkit.data.sources.readers.obo import OboReader
 from embedkit.data.sources.readers.shards import Shards, ShardsSource
+from embedkit.recipe.extensions import Kinds
 
+READERS = Kinds(
+    "embedkit.readers",
+    Reader,  # type: ignore[type-abstract]
+    {"obo": OboReader, "icd": IcdReader, "docstring": DocstringReader},
+)
+"""The formats that ``reader.kind`` chooses among."""
+AnyReader = Annotated[SerializeAsAny[Reader], BeforeValidator(READERS.resolve), READERS]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 

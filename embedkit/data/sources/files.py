@@ -7,6 +7,7 @@ import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,6 @@ _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
 _PARQUET_ROWS = 1024
 
 
-def unit(path: Path) -> str:
-    """Return what the numbers of ``rows`` count."""
-    return "row" if path.suffix == ".parquet" else "line"
-
-
 def rows(path: Path) -> Rows:
     """Yield each row with its number, from 1: of its last line in text, of the row in parquet."""
     try:
@@ -33,7 +29,7 @@ def rows(path: Path) -> Rows:
             yield from _parquet(path)
         else:
             read = _text_format(path)
-            with _COMPRESSIONS.get(path.suffix, _plain)(path) as stream:
+            with _COMPRESSIONS.get(path.suffix, methodcaller("open", "rb"))(path) as stream:
                 yield from read(_lines(stream))
     except DataError as error:
         raise DataError(f"{path}, {error}") from None
@@ -63,10 +59,6 @@ def _text_format(path: Path) -> Callable[[Iterator[tuple[int, str]]], Rows]:
             f"(also with {', '.join(_COMPRESSIONS)}) or .parquet"
         )
     return read
-
-
-def _plain(path: Path) -> io.BufferedIOBase:
-    return path.open("rb")
 
 
 def _zstd(path: Path) -> io.BufferedIOBase:
@@ -105,10 +97,7 @@ def _csv(lines: Iterator[tuple[int, str]]) -> Rows:
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader((line for _, line in lines), strict=True)
     try:
-        header = next(reader, None)
-        for values in reader:
-            if values:
-                yield reader.line_num, _named(header, values, reader.line_num)
+        yield from _named((reader.line_num, values) for values in reader if values)
     except csv.Error as error:
         raise DataError(f"line {reader.line_num}: not valid csv: {error}") from None
 
@@ -116,10 +105,7 @@ def _csv(lines: Iterator[tuple[int, str]]) -> Rows:
 def _tsv(lines: Iterator[tuple[int, str]]) -> Rows:
     """Read tab-separated values, in which a quote is a character like any other."""
     split = ((number, line.rstrip("\r\n").split("\t")) for number, line in lines)
-    _, header = next(split, (1, None))
-    for number, values in split:
-        if values != [""]:
-            yield number, _named(header, values, number)
+    return _named((number, values) for number, values in split if values != [""])
 
 
 def _txt(lines: Iterator[tuple[int, str]]) -> Rows:
@@ -129,11 +115,13 @@ def _txt(lines: Iterator[tuple[int, str]]) -> Rows:
             yield number, {"text": text}
 
 
-def _named(header: list[str] | None, values: list[str], number: int) -> Mapping[str, str]:
-    assert header is not None
-    if len(values) != len(header):
-        raise DataError(f"line {number}: {len(values)} values under {len(header)} column names")
-    return dict(zip(header, values, strict=True))
+def _named(numbered: Iterator[tuple[int, list[str]]]) -> Rows:
+    """Name the values of each row by those of the first, which are the columns' names."""
+    _, header = next(numbered, (1, []))
+    for number, values in numbered:
+        if len(values) != len(header):
+            raise DataError(f"line {number}: {len(values)} values under {len(header)} column names")
+        yield number, dict(zip(header, values, strict=True))
 
 
 def _parquet(path: Path) -> Rows:

@@ -12,7 +12,7 @@ from embedkit.data.manifests.hub_lock import reason
 from embedkit.data.manifests.sources import HubSource
 from embedkit.data.sources.files import renamed
 from embedkit.data.sources.joins import joined
-from embedkit.data.sources.rows import Row
+from embedkit.data.sources.rows import Row, RowStream, numbered
 from embedkit.errors import DataError
 from embedkit.storage.hashing import sha256_of_text
 from embedkit.storage.offline import settle_network
@@ -65,10 +65,10 @@ def mirror(id_: str) -> Path | None:
     return root / id_ if (root / id_).is_dir() else None
 
 
-def tables(
+def streams(
     source: HubSource, location: DatasetLocation, *, streaming: bool
-) -> Iterator[tuple[str, Iterable[Row]]]:
-    """Yield a name for each configuration, and its rows.
+) -> Iterator[RowStream]:
+    """Yield the rows of each configuration.
 
     ``streaming`` reads the hub's files as they come, without a copy on disk.
     """
@@ -76,9 +76,9 @@ def tables(
     for config in source.configs or (None,):
         name, rename = (config.name, config.rename) if config else (source.config, {})
         read = partial(open_table, name, source.split, rename)
-        joins = ((join, open_table(join.config, join.split, {})) for join in source.joins)
+        joins = [(join, open_table(join.config, join.split, {})) for join in source.joins]
         label = f"{source.id} {config.name}" if config else source.id
-        yield label, joined(read, joins) if source.joins else read()
+        yield numbered(f"{label} ({source.split})", joined(read, joins) if joins else read())
 
 
 def _rows(
@@ -96,21 +96,18 @@ def _rows(
         )
     # The hub's client raises errors of half a dozen libraries.
     except Exception as error:
-        raise DataError(_refusal(at, error)) from None
+        place, remedy = at.path, "lay the folder out as on the hub"
+        if at.revision:
+            place += f" at {at.revision[:8]} on the hub"
+            remedy = (
+                "run embedkit data prepare where there is a network and bring $EMBEDKIT_CACHE or "
+                f"$HF_HOME here, or put a copy into $EMBEDKIT_HUB/{at.path}"
+            )
+        raise DataError(f"cannot open {place} ({reason(error)}): {remedy}") from None
     if at.revision and not streaming:
         check_revision(at, table.info.download_checksums or {})
     for batch in table.with_format("arrow").iter(1024):
         yield from (renamed(row, rename, at.path) for row in batch.to_pylist())
-
-
-def _refusal(at: DatasetLocation, error: Exception) -> str:
-    if at.revision is None:
-        return f"cannot open {at.path} ({reason(error)}): lay the folder out as on the hub"
-    return (
-        f"cannot open {at.path} at {at.revision[:8]} on the hub ({reason(error)}): run embedkit "
-        "data prepare where there is a network and bring $EMBEDKIT_CACHE or $HF_HOME here, or put "
-        f"a copy into $EMBEDKIT_HUB/{at.path}"
-    )
 
 
 def check_revision(at: DatasetLocation, urls: Iterable[str]) -> None:

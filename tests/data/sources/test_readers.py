@@ -3,7 +3,9 @@ from pathlib import Path
 import pytest
 
 from embedkit.data.pairs.records import open_records
-from embedkit.data.sources.readers import docstring, icd, obo
+from embedkit.data.sources.readers.docstring import DocstringReader
+from embedkit.data.sources.readers.icd import IcdReader
+from embedkit.data.sources.readers.obo import OboReader
 from embedkit.errors import DataError
 
 OBO = r"""format-version: 1.2
@@ -93,7 +95,7 @@ async def fetch(
 
 def test_obo_definitions_have_the_definitions_of_siblings_as_negatives(tmp_path: Path) -> None:
     (tmp_path / "x.obo").write_text(OBO)
-    first, second = obo.read(tmp_path / "x.obo", "definition", 8)
+    first, second = OboReader(kind="obo", relation="definition").read(tmp_path / "x.obo")
     assert first == {
         "query": "Round eyes",
         "positive": 'Eyes that are "round".',
@@ -106,7 +108,7 @@ def test_obo_definitions_have_the_definitions_of_siblings_as_negatives(tmp_path:
 
 def test_obo_synonyms_are_exact_current_and_not_the_label_itself(tmp_path: Path) -> None:
     (tmp_path / "x.obo").write_text(OBO)
-    (row,) = obo.read(tmp_path / "x.obo", "synonym", 8)
+    (row,) = OboReader(kind="obo", relation="synonym").read(tmp_path / "x.obo")
     assert (row["query"], row["positive"]) == ("Circular eyes", "Round eyes")
     assert row["negatives"] == ["Square eyes"]
 
@@ -114,18 +116,18 @@ def test_obo_synonyms_are_exact_current_and_not_the_label_itself(tmp_path: Path)
 def test_a_broken_obo_line_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.obo").write_text("[Term]\nid: X:1\nname: Root\ndef: no quotes\n")
     with pytest.raises(DataError, match=r"x\.obo, line 4: expected text in quotes"):
-        list(obo.read(tmp_path / "x.obo", "definition", 8))
+        list(OboReader(kind="obo", relation="definition").read(tmp_path / "x.obo"))
 
 
 def test_a_file_without_terms_is_no_obo(tmp_path: Path) -> None:
     (tmp_path / "x.obo").write_text("hello\n")
     with pytest.raises(DataError, match="is this an OBO file"):
-        list(obo.read(tmp_path / "x.obo", "definition", 8))
+        list(OboReader(kind="obo", relation="definition").read(tmp_path / "x.obo"))
 
 
 def test_icd_inclusion_terms_have_the_titles_of_sibling_codes_as_negatives(tmp_path: Path) -> None:
     (tmp_path / "icd.xml").write_text(ICD)
-    category, code = icd.read(tmp_path / "icd.xml", 8)
+    category, code = IcdReader(kind="icd").read(tmp_path / "icd.xml")
     assert category == {
         "query": "Ruddy eye",
         "positive": "Red eye",
@@ -149,12 +151,12 @@ def test_icd_inclusion_terms_have_the_titles_of_sibling_codes_as_negatives(tmp_p
 def test_a_cut_or_foreign_xml_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "icd.xml").write_text(text)
     with pytest.raises(DataError, match=message):
-        list(icd.read(tmp_path / "icd.xml", 8))
+        list(IcdReader(kind="icd").read(tmp_path / "icd.xml"))
 
 
 def test_docstrings_lead_to_their_code_without_them(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(MODULE)
-    push, fetch = docstring.read([("m", tmp_path / "m.py")], siblings=1, min_words=4, max_words=150)
+    push, fetch = DocstringReader(kind="docstring", siblings=1).read(tmp_path / "m.py")
     assert push["query"] == "Put an item on the top."
     assert push["positive"] == (
         "def push(self, item):\n"
@@ -169,20 +171,20 @@ def test_docstrings_lead_to_their_code_without_them(tmp_path: Path) -> None:
 
 def test_long_code_is_cut_at_a_line(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(MODULE)
-    push, *_ = docstring.read([("m", tmp_path / "m.py")], siblings=0, min_words=4, max_words=7)
+    push, *_ = DocstringReader(kind="docstring", max_words=7).read(tmp_path / "m.py")
     assert push["positive"] == "def push(self, item):\n    # A comment stays."
 
 
 def test_a_form_feed_in_a_module_does_not_shift_the_code(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text('\x0c\nX = "\x0c"\n' + MODULE)
-    push, *_ = docstring.read([("m", tmp_path / "m.py")], siblings=0, min_words=4, max_words=150)
+    push, *_ = DocstringReader(kind="docstring").read(tmp_path / "m.py")
     assert push["positive"].startswith("def push(self, item):\n    # A comment stays.")
 
 
 def test_a_module_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text("def broken(:\n")
     with pytest.raises(DataError, match=r"m\.py: module pkg\.m cannot be parsed"):
-        list(docstring.read([("pkg.m", tmp_path / "m.py")], siblings=0, min_words=4, max_words=150))
+        list(DocstringReader(kind="docstring").read_modules([("pkg.m", tmp_path / "m.py")]))
 
 
 def test_a_file_is_read_by_the_reader_that_its_manifest_names(tmp_path: Path) -> None:
@@ -198,6 +200,6 @@ def test_a_file_is_read_by_the_reader_that_its_manifest_names(tmp_path: Path) ->
     )
     records = open_records(tmp_path / "eyes.toml")
     found = [(each.query, each.positive) for each in records.take(range(len(records)))]
-    rows = obo.read(tmp_path / "eyes.txt", "definition", 8)
+    rows = OboReader(kind="obo", relation="definition").read(tmp_path / "eyes.txt")
     assert found == [(row["query"], row["positive"]) for row in rows]
     assert found[0] == ("Round eyes", 'Eyes that are "round".')

@@ -8,8 +8,11 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from pydantic import NonNegativeInt, PositiveInt
+
+from embedkit.data.manifests.readers import Reader
 from embedkit.errors import DataError
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -21,27 +24,37 @@ class _Documented(NamedTuple):
     code: str
 
 
-def read(
-    modules: Iterable[tuple[str, Path]], *, siblings: int, min_words: int, max_words: int
-) -> Iterator[dict[str, Any]]:
-    """Yield summary -> code without its docstring, for modules given as name and file.
+class DocstringReader(Reader):
+    """First paragraphs of docstrings and their functions; columns as of OBO, and module."""
 
-    A function's neighbours in its module are its hard negatives.
-    """
-    for module, path in modules:
-        functions = list(_functions(module, path, max_words))
-        for index, function in enumerate(functions):
-            if len(function.summary.split()) < min_words:
-                continue
-            others = _neighbours(functions, index, siblings)
-            yield {
-                "query": function.summary,
-                "positive": function.code,
-                "negatives": others,
-                "negative_concepts": [module] * len(others),
-                "id": f"{module}.{function.name}",
-                "module": module,
-            }
+    kind: Literal["docstring"]
+    siblings: NonNegativeInt = 2
+    """The most neighbours in the module that a row gets as hard negatives."""
+    min_words: PositiveInt = 4
+    """Shortest first paragraph; shorter ones say too little to find a function by."""
+    max_words: PositiveInt = 150
+    """Words of code after which no further line is kept."""
+
+    def read(self, path: Path) -> Iterator[dict[str, Any]]:
+        """Yield summary -> code without its docstring, for the functions of one module."""
+        return self.read_modules([(path.stem, path)])
+
+    def read_modules(self, modules: Iterable[tuple[str, Path]]) -> Iterator[dict[str, Any]]:
+        """Yield the rows of modules, given as name and file."""
+        for module, path in modules:
+            functions = list(_functions(module, path, self.max_words))
+            for index, function in enumerate(functions):
+                if len(function.summary.split()) < self.min_words:
+                    continue
+                others = _neighbours(functions, index, self.siblings)
+                yield {
+                    "query": function.summary,
+                    "positive": function.code,
+                    "negatives": others,
+                    "negative_concepts": [module] * len(others),
+                    "id": f"{module}.{function.name}",
+                    "module": module,
+                }
 
 
 def _neighbours(functions: list[_Documented], index: int, limit: int) -> list[str]:
@@ -62,9 +75,8 @@ def _functions(module: str, path: Path, max_words: int) -> Iterator[_Documented]
     # Not splitlines: it also breaks at form feeds, where Python counts no line.
     lines = source.split("\n")
     for name, function in _walk(tree, ""):
-        docstring = ast.get_docstring(function)
         code = _code(function, lines, max_words)
-        if docstring and code:
+        if code and (docstring := ast.get_docstring(function)):
             first_paragraph = docstring.split("\n\n", 1)[0]
             yield _Documented(name, " ".join(first_paragraph.split()), code)
 

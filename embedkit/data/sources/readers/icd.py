@@ -2,26 +2,36 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
+from pydantic import NonNegativeInt
+
+from embedkit.data.manifests.readers import Reader
 from embedkit.errors import DataError
 
 
-def read(path: Path, siblings: int) -> Iterator[dict[str, Any]]:
-    """Yield inclusion term -> title of the code, in the file's order, chapter by chapter."""
-    chapters = 0
-    try:
-        for _, element in ElementTree.iterparse(path):
-            if element.tag == "chapter":
-                chapters += 1
-                yield from _chapter(element, siblings)
-                # A chapter is the most that memory ever holds of the file.
-                element.clear()
-    except ElementTree.ParseError as error:
-        raise DataError(f"{path}: not whole XML ({error})") from None
-    if not chapters:
-        raise DataError(f"{path}: no <chapter>: is this the ICD-10-CM tabular list?")
+class IcdReader(Reader):
+    """Inclusion terms of ICD-10-CM; columns as of OBO, and category and chapter."""
+
+    kind: Literal["icd"]
+    siblings: NonNegativeInt = 8
+    """The most codes under the same parent that a row gets as hard negatives."""
+
+    def read(self, path: Path) -> Iterator[dict[str, Any]]:
+        """Yield inclusion term -> title of the code, in the file's order, chapter by chapter."""
+        chapters = 0
+        try:
+            for _, element in ElementTree.iterparse(path):
+                if element.tag == "chapter":
+                    chapters += 1
+                    yield from _chapter(element, self.siblings)
+                    # A chapter is the most that memory ever holds of the file.
+                    element.clear()
+        except ElementTree.ParseError as error:
+            raise DataError(f"{path}: not whole XML ({error})") from None
+        if not chapters:
+            raise DataError(f"{path}: no <chapter>: is this the ICD-10-CM tabular list?")
 
 
 def _chapter(chapter: ElementTree.Element, siblings: int) -> Iterator[dict[str, Any]]:
@@ -40,18 +50,17 @@ def _codes(
     """Yield the rows of a code and of all codes below it."""
     name, title = _text(code, "name"), _text(code, "desc")
     others = _others(code, family, siblings)
-    terms = [
-        " ".join("".join(note.itertext()).split()) for note in code.findall("inclusionTerm/note")
-    ]
-    # Some codes list their own title once more.
-    for term in dict.fromkeys(term for term in terms if term.casefold() != title.casefold()):
-        yield {
-            "query": term,
-            "positive": title,
-            "negatives": list(others),
-            "negative_concepts": [other.split(".", 1)[0] for other in others.values()],
-            "id": name,
-        }
+    notes = ("".join(note.itertext()) for note in code.findall("inclusionTerm/note"))
+    for term in dict.fromkeys(" ".join(note.split()) for note in notes):
+        # Some codes list their own title once more.
+        if term.casefold() != title.casefold():
+            yield {
+                "query": term,
+                "positive": title,
+                "negatives": list(others),
+                "negative_concepts": [other.split(".", 1)[0] for other in others.values()],
+                "id": name,
+            }
     below = code.findall("diag")
     for child in below:
         yield from _codes(child, below, siblings)

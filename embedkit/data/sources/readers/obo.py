@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import NonNegativeInt
+
+from embedkit.data.manifests.readers import Reader
 from embedkit.errors import DataError
 
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"\s*(.*)')
@@ -14,7 +17,7 @@ _ESCAPE = re.compile(r"\\(.)")
 _ESCAPED = {"n": " ", "t": " ", "W": " "}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Term:
     id: str = ""
     name: str = ""
@@ -29,64 +32,55 @@ class _Term:
         return [text for text in dict.fromkeys(self.synonyms) if text.casefold() != label]
 
 
-def read(
-    path: Path, relation: Literal["definition", "synonym", "term"], siblings: int
-) -> Iterator[dict[str, Any]]:
-    """Yield label -> definition, exact synonym -> label, or whole terms, in the file's order.
+class OboReader(Reader):
+    """Terms of an OBO ontology; columns query, positive, negatives, negative_concepts, id."""
 
-    Obsolete terms are left out.
-    """
-    terms = {term.id: term for term in _terms(path) if term.name and not term.obsolete}
-    if not terms:
-        raise DataError(f"{path}: no [Term] with id and name: is this an OBO file?")
-    children: defaultdict[str, list[_Term]] = defaultdict(list)
-    for term in terms.values():
-        for parent in term.parents:
-            children[parent].append(term)
-    documents = {
-        term.id: term.definition if relation == "definition" else term.name
-        for term in terms.values()
-    }
-    for term in terms.values():
-        synonyms = term.new_synonyms()
-        if relation == "term":
-            if term.definition or synonyms:
-                yield {
-                    "name": term.name,
-                    "definition": term.definition,
-                    "synonyms": synonyms,
-                    "id": term.id,
-                }
-            continue
-        if not documents[term.id]:
-            continue
-        negatives = _siblings(term, children, documents, siblings)
-        for query in [term.name] if relation == "definition" else synonyms:
-            yield {
-                "query": query,
-                "positive": documents[term.id],
-                "negatives": list(negatives),
-                "negative_concepts": list(negatives.values()),
-                "id": term.id,
-            }
+    kind: Literal["obo"]
+    relation: Literal["definition", "synonym", "term"]
+    """Pairs of label and definition, or of exact synonym and label; or for ``term`` a row of each
+    term that has either, with the columns name, definition, synonyms and id."""
+    siblings: NonNegativeInt = 8
+    """The most terms under the same parents that a row gets as hard negatives."""
 
+    def read(self, path: Path) -> Iterator[dict[str, Any]]:
+        """Yield the rows of all terms that are not obsolete, in the file's order."""
+        terms = {term.id: term for term in _terms(path) if term.name and not term.obsolete}
+        if not terms:
+            raise DataError(f"{path}: no [Term] with id and name: is this an OBO file?")
+        children: defaultdict[str, list[_Term]] = defaultdict(list)
+        for term in terms.values():
+            for parent in term.parents:
+                children[parent].append(term)
+        for term in terms.values():
+            synonyms, document = term.new_synonyms(), self._document(term)
+            if self.relation == "term" and (term.definition or synonyms):
+                row = {"name": term.name, "definition": term.definition}
+                yield {**row, "synonyms": synonyms, "id": term.id}
+            elif self.relation != "term" and document:
+                negatives = self._siblings(term, children)
+                for query in [term.name] if self.relation == "definition" else synonyms:
+                    yield {
+                        "query": query,
+                        "positive": document,
+                        "negatives": list(negatives),
+                        "negative_concepts": list(negatives.values()),
+                        "id": term.id,
+                    }
 
-def _siblings(
-    term: _Term,
-    children: Mapping[str, list[_Term]],
-    documents: Mapping[str, str],
-    limit: int,
-) -> dict[str, str]:
-    """Return documents and ids of terms under the same parents, the smallest family first."""
-    siblings: dict[str, str] = {}
-    for parent in sorted(term.parents, key=lambda parent: (len(children[parent]), parent)):
-        family = [child.id for child in children[parent]]
-        index = family.index(term.id)
-        for sibling in family[index + 1 :] + family[:index]:
-            document = documents[sibling]
-            if len(siblings) < limit and document and document != documents[term.id]:
-                siblings.setdefault(document, sibling)
-    return siblings
+    def _document(self, term: _Term) -> str:
+        return term.definition if self.relation == "definition" else term.name
+
+    def _siblings(self, term: _Term, children: Mapping[str, list[_Term]]) -> dict[str, str]:
+        """Return documents and ids of terms under the same parents, the smallest family first."""
+        siblings: dict[str, str] = {}
+        for parent in sorted(term.parents, key=lambda parent: (len(children[parent]), parent)):
+            family = children[parent]
+            index = family.index(term)
+            for sibling in family[index + 1 :] + family[:index]:
+                document = self._document(sibling)
+                if len(siblings) < self.siblings and document not in ("", self._document(term)):
+                    siblings.setdefault(document, sibling.id)
+        return siblings
 
 
 def _terms(path: Path) -> Iterator[_Term]:
@@ -116,7 +110,7 @@ def _read_tag(term: _Term, line: str) -> None:
     elif tag == "name":
         term.name = _unescaped(value)
     elif tag == "def":
-        term.definition = _quoted(value)[0]
+        term.definition, _ = _quoted(value)
     elif tag == "synonym":
         synonym, rest = _quoted(value)
         if rest.startswith("EXACT") and "obsolete_synonym" not in rest:
