@@ -1,6 +1,7 @@
 """Describes sources and their rows, and verifies that they are what their manifests say."""
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +16,7 @@ from embedkit.data.manifests.manifest import (
     load_any_manifest,
     shipped_names,
 )
-from embedkit.data.pairs.lengths import QUANTILES, Lengths, sampled_lengths
+from embedkit.data.pairs.lengths import QUANTILES, quantiles, sampled_lengths
 from embedkit.data.pairs.records import open_manifest
 from embedkit.data.tables import plain_table
 from embedkit.data.text.texts import Texts
@@ -66,23 +67,6 @@ def shipped_sources() -> Iterator[ShippedSource]:
         yield ShippedSource(manifest.name, "pairs", rows, manifest.license)
 
 
-def describe(name: str, tokenizer: PreTrainedTokenizerBase, tokenizer_name: str) -> Iterator[Table]:
-    """Return tables of what a source is, of its first rows and of how long its texts are.
-
-    Args:
-        name: the manifest's name under ``data_manifests/``, or its path.
-        tokenizer: counts the tokens.
-        tokenizer_name: what the tables call it.
-
-    Raises:
-        UserError: there is no such manifest, or its source cannot be read.
-    """
-    manifest = load_any_manifest(name)
-    if isinstance(manifest, Manifest):
-        return _of_pairs(manifest, tokenizer, tokenizer_name)
-    return _of_text(manifest, tokenizer, tokenizer_name)
-
-
 def chosen(names: Sequence[str], recipe: str | None) -> Sequence[str]:
     """Return ``names``, or those of the recipe's sources, or of all that come with embedkit."""
     if recipe and names:
@@ -97,22 +81,19 @@ def check(
 ) -> Iterator[SourceCheck]:
     """Open and verify the sources of manifests; with a tokenizer, the token ids of text too."""
     for name in names:
-        yield _check(name, tokenizer)
-
-
-def _check(name: str, tokenizer: PreTrainedTokenizerBase | None) -> SourceCheck:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        try:
-            manifest = load_any_manifest(name)
-            if isinstance(manifest, Manifest):
-                remark = _check_pairs(manifest)
-            else:
-                remark = _check_text(manifest, tokenizer)
-        except UserError as error:
-            return SourceCheck(name, False, " ".join(str(error).split()))
-    messages = dict.fromkeys(str(warning.message) for warning in caught)
-    return SourceCheck(name, True, remark, tuple(messages))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            try:
+                manifest = load_any_manifest(name)
+                if isinstance(manifest, Manifest):
+                    remark = _check_pairs(manifest)
+                else:
+                    remark = _check_text(manifest, tokenizer)
+                heard = tuple(dict.fromkeys(str(warning.message) for warning in caught))
+                outcome = SourceCheck(name, True, remark, heard)
+            except UserError as error:
+                outcome = SourceCheck(name, False, " ".join(str(error).split()))
+        yield outcome
 
 
 def _check_pairs(manifest: Manifest) -> str:
@@ -130,46 +111,54 @@ def _check_text(manifest: TextManifest, tokenizer: PreTrainedTokenizerBase | Non
         return "opened; the rest is read by data prepare"
     if tokenizer is None:
         documents, held_out = texts.count()
-        return _counted(documents - held_out, held_out if manifest.held_out else None)
-    tokenized = prepare(texts, tokenizer)
-    stores = [store for store in (tokenized.train, tokenized.held_out) if store is not None]
-    for store in stores:
-        store.verify()
-    tokens = sum(store.num_tokens for store in stores)
-    return f"{_counted(*map(len, stores))}, {tokens} tokens"
+        counts, tokens = [documents - held_out, held_out], ""
+    else:
+        tokenized = prepare(texts, tokenizer)
+        stores = [store for store in (tokenized.train, tokenized.held_out) if store is not None]
+        for store in stores:
+            store.verify()
+        counts = [*map(len, stores)]
+        tokens = f", {sum(store.num_tokens for store in stores)} tokens"
+    held_out_too = f", {counts[1]} held out" if manifest.held_out else ""
+    return f"{counts[0]} documents{held_out_too}{tokens}"
 
 
-def _counted(documents: int, held_out: int | None = None) -> str:
-    return f"{documents} documents" + ("" if held_out is None else f", {held_out} held out")
+def describe(name: str, tokenizer: PreTrainedTokenizerBase, tokenizer_name: str) -> Iterator[Table]:
+    """Return tables of what a source is, of its first rows and of how long its texts are.
+
+    Args:
+        name: the manifest's name under ``data_manifests/``, or its path.
+        tokenizer: counts the tokens.
+        tokenizer_name: what the tables call it.
+
+    Raises:
+        UserError: there is no such manifest, or its source cannot be read.
+    """
+    manifest = load_any_manifest(name)
+    if isinstance(manifest, Manifest):
+        return _of_pairs(manifest, tokenizer, tokenizer_name)
+    return _of_text(manifest, tokenizer, tokenizer_name)
 
 
 def _of_pairs(
     manifest: Manifest, tokenizer: PreTrainedTokenizerBase, model: str
 ) -> Iterator[Table]:
     records = open_manifest(manifest)
-    columns: dict[str, str | Sequence[str]] = {**records.layout.columns}
+    layout = records.layout
+    columns = {**layout.columns, "ignored": manifest.ignore, "unused": layout.unused}
     if manifest.same_label:
-        columns["positive"] = "another text of the label"
-    columns |= {"ignored": manifest.ignore} if manifest.ignore else {}
-    columns |= {"unused": records.layout.unused} if records.layout.unused else {}
+        columns["positive"] = ["another text of the label"]
     rows = f"{len(records)}"
     if manifest.held_out:
         rows += f" for training, {len(open_manifest(manifest, 'held_out'))} held out"
-    prompts = manifest.prompts.model_dump().items()
-    yield _facts(
-        manifest,
-        columns,
-        {"task": manifest.task, "rows": rows},
-        {
-            "prompts": "\n".join(f"{side}: {prompt!r}" for side, prompt in prompts),
-            "negatives per query": str(records.negatives_per_query),
-        },
-    )
+    prompts = "\n".join(f"{side}: {prompt!r}" for side, prompt in manifest.prompts)
+    after = {"prompts": prompts, "negatives per query": str(records.negatives_per_query)}
+    yield _facts(manifest, columns, {"task": manifest.task, "rows": rows}, after)
     sample = records.take(range(min(_ROWS, len(records))))
-    examples = ((row.query, row.positive, "\n".join(row.negatives[:3])) for row in sample)
+    examples = [(row.query, row.positive, "\n".join(row.negatives[:3])) for row in sample]
     yield _examples(["row", "query", "positive", "negatives (3 at most)"], examples)
     lengths = sampled_lengths(records, tokenizer, _MEASURED)
-    measured = [(role, *map(str, values)) for role, values in lengths.quantiles.items()]
+    measured = [(role, *map(str, by.values())) for role, by in lengths.quantiles.items()]
     title = f"token lengths by {model}, {lengths.rows} rows"
     yield plain_table(["tokens", *_QUANTILE_HEADS], measured, title=title)
 
@@ -179,33 +168,28 @@ def _of_text(
 ) -> Iterator[Table]:
     documents = islice(Texts.from_manifest(manifest).documents(), _MEASURED)
     texts = [document.text for document in documents]
-    held_out = manifest.held_out
-    kind = "concepts" if manifest.columns.concept else "documents"
+    held_out, concept = manifest.held_out, manifest.columns.concept
+    kind = "concepts" if concept else "documents"
     share = f"{100 * held_out.share:g} % of the {kind}" if held_out else "nothing"
-    columns = manifest.columns.model_dump(exclude_none=True)
+    columns = {"text": manifest.columns.text, "concept": [concept] if concept else []}
     yield _facts(manifest, columns, {}, {"held out": share})
-    yield _examples(["document", "text"], zip(texts[:_ROWS], strict=True))
+    yield _examples(["document", "text"], [(text,) for text in texts[:_ROWS]])
     if texts:
-        lengths = Lengths()
-        lengths.add("text", Tokenize(tokenizer).lengths(texts, ""))
+        lengths = quantiles(Counter(Tokenize(tokenizer).lengths(texts, "")))
         title = f"token lengths by {model}, the first {len(texts)} documents"
-        row = [*map(str, lengths.quantiles["text"])]
-        yield plain_table(_QUANTILE_HEADS, [row], title=title)
+        yield plain_table(_QUANTILE_HEADS, [[*map(str, lengths.values())]], title=title)
 
 
 def _facts(
     manifest: Manifest | TextManifest,
-    columns: Mapping[str, str | Sequence[str]],
+    columns: Mapping[str, Sequence[str]],
     before: Mapping[str, str],
     after: Mapping[str, str],
 ) -> Table:
     """Show what a manifest says; ``before`` and ``after`` stand around columns and filter."""
     source = manifest.source.model_dump(exclude_none=True)
     source |= {f"reader {key}": value for key, value in source.pop("reader", {}).items()}
-    named = {
-        role: paths if isinstance(paths, str) else ", ".join(paths)
-        for role, paths in columns.items()
-    }
+    named = {role: ", ".join(paths) for role, paths in columns.items() if paths}
     facts = {
         "source": "\n".join(f"{key}: {value}" for key, value in source.items() if value != ()),
         "licence": manifest.license or "not stated",

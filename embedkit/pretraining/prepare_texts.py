@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from embedkit.data.pairs.lengths import QUANTILES, stored_lengths
+from embedkit.data.pairs.lengths import stored_lengths
 from embedkit.data.tables import SHOWN_QUANTILES, plain_table
 from embedkit.data.text.texts import Texts
 from embedkit.data.text.tokenized import Tokenized, prepare
@@ -38,7 +38,7 @@ def _sizes_table(sources: Sequence[Tokenized], framing: int, model: str) -> Tabl
     """Show what was tokenized; lengths count ``framing`` special tokens for each document."""
     rows = []
     for source in sources:
-        lengths = dict(zip(QUANTILES, stored_lengths(source.train, framing), strict=True))
+        lengths = stored_lengths(source.train, framing)
         held_out = f"{len(source.held_out):,}" if source.held_out else "none"
         sizes = (f"{len(source.train):,}", f"{source.train.num_tokens:,}", held_out)
         rows.append(

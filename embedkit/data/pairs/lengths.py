@@ -1,16 +1,16 @@
 """Counts how long the texts of a source are, in tokens."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice, starmap
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from embedkit.data.manifests.manifest import Prompts
 from embedkit.data.pairs.records import Record, Records
 from embedkit.data.sources.streams import blocks_of
 from embedkit.data.text.token_store import TokenStore
@@ -26,9 +26,6 @@ _CHARACTERS = 2**20
 FORMAT = 1
 """Part of every key: raise it when other tokens are counted, or counts are written otherwise."""
 
-OnProgress = Callable[[int], object]
-"""Progress callback: rows counted so far."""
-
 
 @dataclass(slots=True)
 class Lengths:
@@ -36,29 +33,35 @@ class Lengths:
 
     rows: int = 0
     """Number of rows that were read."""
-    counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)
-    """Numbers of texts with 0, 1, 2, ... tokens, by role: query, positive and negatives. A role
-    without texts is missing."""
+    counts: dict[str, Counter[int]] = field(default_factory=dict)
+    """Numbers of texts by their tokens, by role: query, positive and negatives. A role without
+    texts is missing."""
 
-    def add(self, role: str, lengths: Sequence[int] | NDArray[np.int64]) -> None:
+    def add(self, role: str, lengths: Iterable[int]) -> None:
         """Count texts of such lengths."""
-        new = np.bincount(np.asarray(lengths, dtype=np.int64))
-        if len(new):
-            longer, shorter = new, self.counts.get(role, new[:0])
-            if len(shorter) > len(longer):
-                longer, shorter = shorter, longer
-            self.counts[role] = longer + np.pad(shorter, (0, len(longer) - len(shorter)))
+        if new := Counter(lengths):
+            self.counts.setdefault(role, Counter()).update(new)
+
+    def add_rows(self, rows: Sequence[Record], tokenize: Tokenize, prompts: Prompts) -> None:
+        """Count the texts of ``rows``, behind their prompts."""
+        self.add("query", tokenize.lengths([row.query for row in rows], prompts.query))
+        self.add("positive", tokenize.lengths([row.positive for row in rows], prompts.document))
+        negatives = [text for row in rows for text in row.negatives]
+        self.add("negatives", tokenize.lengths(negatives, prompts.document))
+        self.rows += len(rows)
 
     @property
-    def quantiles(self) -> dict[str, tuple[int, ...]]:
+    def quantiles(self) -> dict[str, dict[float, int]]:
         """Lengths at ``QUANTILES``, by role."""
         return {role: quantiles(counts) for role, counts in self.counts.items()}
 
     def truncated(self, query_limit: int, document_limit: int) -> float:
         """Return the share of texts that are longer than their limit."""
-        limits = {role: query_limit if role == "query" else document_limit for role in self.counts}
-        too_long = sum(int(self.counts[role][limit + 1 :].sum()) for role, limit in limits.items())
-        return too_long / sum(int(counts.sum()) for counts in self.counts.values())
+        too_long = 0
+        for role, counts in self.counts.items():
+            limit = query_limit if role == "query" else document_limit
+            too_long += sum(texts for tokens, texts in counts.items() if tokens > limit)
+        return too_long / sum(counts.total() for counts in self.counts.values())
 
 
 def sampled_lengths(records: Records, tokenizer: PreTrainedTokenizerBase, rows: int) -> Lengths:
@@ -66,18 +69,19 @@ def sampled_lengths(records: Records, tokenizer: PreTrainedTokenizerBase, rows: 
     size = min(len(records), rows)
     sample = records.take(np.linspace(0, len(records) - 1, size).astype(np.int64))
     lengths = Lengths()
-    _count(lengths, records, Tokenize(tokenizer), sample)
+    lengths.add_rows(sample, Tokenize(tokenizer), records.prompts)
     return lengths
 
 
 def all_lengths(
     records: Records,
     tokenizer: PreTrainedTokenizerBase,
-    on_progress: OnProgress = lambda rows: None,
+    on_progress: Callable[[int], object] = lambda rows: None,
 ) -> Lengths:
     """Measure every text of a source; the first time, keep what is found in the cache.
 
-    A count that is interrupted or killed leaves its work to the next.
+    A count that is interrupted or killed leaves its work to the next. ``on_progress`` is called
+    with the number of rows counted so far.
     """
     made_of = {
         "content": records.table.facts.content,
@@ -85,61 +89,48 @@ def all_lengths(
         "tokenizer": identity_of(tokenizer),
         "format": FORMAT,
     }
-    build = partial(
-        _count_all, records=records, tokenize=Tokenize(tokenizer), on_progress=on_progress
-    )
-    folder = cache.built("lengths", sha256_of_json(made_of)[:32], build, resumable=True)
-    return _read(folder / "counted.json")
+    tokenize = Tokenize(tokenizer)
+
+    def count(folder: Path) -> None:
+        lengths = _read(folder)
+        columns = records.table.scan(("query", "positive", "negatives"))
+        rest = starmap(Record, islice(columns, lengths.rows, None))
+        for block in blocks_of(rest, _characters, _CHARACTERS):
+            lengths.add_rows(block, tokenize, records.prompts)
+            counts = {role: sorted(counts.items()) for role, counts in lengths.counts.items()}
+            counted = json.dumps({"rows": lengths.rows, "counts": counts})
+            write_text(folder / "counted.json", counted)
+            on_progress(lengths.rows)
+
+    return _read(cache.built("lengths", sha256_of_json(made_of)[:32], count, resumable=True))
 
 
-def stored_lengths(store: TokenStore, framing: int) -> tuple[int, ...]:
+def stored_lengths(store: TokenStore, framing: int) -> dict[float, int]:
     """Return documents' token counts at ``QUANTILES``, with ``framing`` special tokens each."""
-    lengths = Lengths()
+    counts: Counter[int] = Counter()
     for stored in store.lengths():
-        lengths.add("text", stored + framing)
-    return lengths.quantiles.get("text", (0,) * len(QUANTILES))
+        # There may be a billion documents, of far fewer lengths.
+        counts.update(dict(enumerate(np.bincount(stored + framing).tolist())))
+    return quantiles(counts) if counts else dict.fromkeys(QUANTILES, 0)
 
 
-def quantiles(counts: NDArray[np.int64]) -> tuple[int, ...]:
-    """Return the lengths at ``QUANTILES``, of so many texts with 0, 1, 2, ... tokens each."""
-    below = np.cumsum(counts)
-    ranks = np.ceil(np.array(QUANTILES) * (below[-1] - 1))
-    return tuple(np.searchsorted(below, ranks, side="right").tolist())
-
-
-def _count_all(folder: Path, records: Records, tokenize: Tokenize, on_progress: OnProgress) -> None:
-    path = folder / "counted.json"
-    lengths = _read(path) if path.is_file() else Lengths()
-    columns = records.table.scan(("query", "positive", "negatives"))
-    rest = starmap(Record, islice(columns, lengths.rows, None))
-    for block in blocks_of(rest, _characters, _CHARACTERS):
-        _count(lengths, records, tokenize, block)
-        counts = {
-            role: [[int(tokens), int(counts[tokens])] for tokens in np.flatnonzero(counts)]
-            for role, counts in lengths.counts.items()
-        }
-        write_text(path, json.dumps({"rows": lengths.rows, "counts": counts}))
-        on_progress(lengths.rows)
+def quantiles(counts: Mapping[int, int]) -> dict[float, int]:
+    """Return the lengths at ``QUANTILES``, of so many texts of each length."""
+    lengths, texts = zip(*sorted(counts.items()), strict=True)
+    below = np.cumsum(texts)
+    places = np.searchsorted(below, np.ceil(np.array(QUANTILES) * (below[-1] - 1)), side="right")
+    return {share: lengths[place] for share, place in zip(QUANTILES, places, strict=True)}
 
 
 def _characters(record: Record) -> int:
     return len(record.query) + len(record.positive) + sum(map(len, record.negatives))
 
 
-def _count(lengths: Lengths, records: Records, tokenize: Tokenize, rows: Sequence[Record]) -> None:
-    query, document = records.prompts.query, records.prompts.document
-    lengths.add("query", tokenize.lengths([row.query for row in rows], query))
-    lengths.add("positive", tokenize.lengths([row.positive for row in rows], document))
-    negatives = [text for row in rows for text in row.negatives]
-    lengths.add("negatives", tokenize.lengths(negatives, document))
-    lengths.rows += len(rows)
-
-
-def _read(path: Path) -> Lengths:
+def _read(folder: Path) -> Lengths:
+    """Return what is counted already."""
+    path = folder / "counted.json"
+    if not path.is_file():
+        return Lengths()
     stored = json.loads(path.read_text())
-    lengths = Lengths(stored["rows"])
-    for role, pairs in stored["counts"].items():
-        lengths.counts[role] = np.zeros(pairs[-1][0] + 1, dtype=np.int64)
-        for tokens, texts in pairs:
-            lengths.counts[role][tokens] = texts
-    return lengths
+    counts = {role: Counter(dict(pairs)) for role, pairs in stored["counts"].items()}
+    return Lengths(stored["rows"], counts)
