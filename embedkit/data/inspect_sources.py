@@ -126,10 +126,7 @@ def _check_text(manifest: TextManifest, tokenizer: PreTrainedTokenizerBase | Non
 def describe(name: str, tokenizer: PreTrainedTokenizerBase, tokenizer_name: str) -> Iterator[Table]:
     """Return tables of what a source is, of its first rows and of how long its texts are.
 
-    Args:
-        name: the manifest's name under ``data_manifests/``, or its path.
-        tokenizer: counts the tokens.
-        tokenizer_name: what the tables call it.
+    ``name`` is that of a manifest, or its path; the tables call the tokenizer ``tokenizer_name``.
 
     Raises:
         UserError: there is no such manifest, or its source cannot be read.

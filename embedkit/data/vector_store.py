@@ -1,7 +1,7 @@
 """Vectors of the pairs of a source on disk: encoded on all ranks, resumable, memory-mapped."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -69,45 +69,40 @@ def store_vectors(
     Shapes: ``encode`` maps n texts to ``(n, width)``.
     """
     facts = {"rows": len(records), "width": width}
-    files = _files(folder, facts)
+    files, marker = _files(folder, facts), folder / _FACTS
+
+    def begin() -> list[list[int]]:
+        # Earlier versions kept unfinished vectors under this name.
+        part = folder.with_name(f"{folder.name}.part")
+        if part.is_dir() and not folder.exists():
+            part.rename(folder)
+        missing = [file.missing() for file in files]
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(missing):
+            marker.unlink(missing_ok=True)
+        return missing
 
     def encode_rows(column: str, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         return encode([text for (text,) in records.table.take(rows.tolist(), (column,))])
 
+    def finish() -> None:
+        assert all(file.is_whole() for file in files), "a rank left a block out"
+        write_text(marker, json.dumps(facts))
+
     # One rank looks for all: another may have written a block before this one looks.
-    missing = distributed.on_main(partial(_missing, files, folder, json.dumps(facts)))
-    if missing is not None:
-        ranks = distributed.rank(), distributed.world_size()
-        for (side, column), file, blocks in zip(_SIDES.items(), files, missing, strict=True):
+    missing = distributed.on_main(begin)
+    ranks = distributed.rank(), distributed.world_size()
+    for (side, column), file, blocks in zip(_SIDES.items(), files, missing, strict=True):
+        if blocks:
             share = blocks[distributed.share_of(len(blocks), *ranks)]
             rows = sum(len(file.rows_of(block)) for block in share)
             with track_progress(console, f"embedding {side} of {records.name}", rows) as advance:
                 file.fill(share, partial(encode_rows, column), advance)
-        distributed.barrier()
-        distributed.on_main(partial(_finish, files, folder, json.dumps(facts)))
+    distributed.barrier()
+    distributed.on_main(finish)
     return VectorStore(folder)
 
 
 def _files(folder: Path, facts: Mapping[str, int]) -> list[BlockFile]:
     """Return the file of each side."""
     return [BlockFile(folder / f"{side}.f16", _DTYPE, **facts, block=_BLOCK) for side in _SIDES]
-
-
-def _missing(files: Sequence[BlockFile], folder: Path, facts: str) -> list[list[int]] | None:
-    """Return the blocks of each file that are to be written, or ``None`` if the store is whole."""
-    # Earlier versions kept unfinished vectors under this name.
-    part = folder.with_name(f"{folder.name}.part")
-    if part.is_dir() and not folder.exists():
-        part.rename(folder)
-    missing = [file.missing() for file in files]
-    marker = folder / _FACTS
-    if not any(missing) and marker.is_file() and marker.read_text() == facts:
-        return None
-    folder.mkdir(parents=True, exist_ok=True)
-    marker.unlink(missing_ok=True)
-    return missing
-
-
-def _finish(files: Sequence[BlockFile], folder: Path, facts: str) -> None:
-    assert all(file.is_whole() for file in files), "a rank left a block out"
-    write_text(folder / _FACTS, facts)

@@ -105,8 +105,8 @@ class Batches(Dataset[ContrastiveBatch]):
         surrogate = None
         if self._vectors:
             stored = self._vectors[source]
-            sides = [side[numbers] for side in (stored.queries, stored.documents)]
-            surrogate = torch.from_numpy(np.stack(sides, 1))
+            sides = np.stack((stored.queries[numbers], stored.documents[numbers]), axis=1)
+            surrogate = torch.from_numpy(sides)
         description, data = records.description, self._data
         prompts = description.prompts
         query_limit = description.max_query_tokens or data.max_query_tokens
@@ -155,22 +155,18 @@ class Batches(Dataset[ContrastiveBatch]):
         self, records: Records, numbers: NDArray[np.int64], batch: int
     ) -> tuple[list[Record], list[str], list[int]]:
         """Return the rows of these numbers, all their documents, and the row of each document."""
-        rows = records.take(numbers)
+        rows, count = records.take(numbers), records.negatives_per_query
         documents = [row.positive for row in rows]
         owners = list(range(len(rows)))
         for owner, (row, number) in enumerate(zip(rows, numbers, strict=True)):
-            negatives = self._negatives(row, int(number), batch, records.negatives_per_query)
+            negatives = row.negatives
+            if len(negatives) > count:
+                key = rng.fold_in(self._seed, "negatives", batch, int(number))
+                drawn = rng.permuted(np.arange(count), len(negatives), key)
+                negatives = tuple(negatives[n] for n in drawn)
             documents += negatives
             owners += [owner] * len(negatives)
         return rows, documents, owners
-
-    def _negatives(self, record: Record, row: int, batch: int, count: int) -> list[str]:
-        """Return ``count`` of the record's hard negatives, or all where there are fewer."""
-        available = len(record.negatives)
-        if available <= count:
-            return list(record.negatives)
-        key = rng.fold_in(self._seed, "negatives", batch, row)
-        return [record.negatives[n] for n in rng.permuted(np.arange(count), available, key)]
 
 
 def _hashes(texts: Sequence[str | None]) -> Tensor:

@@ -1,6 +1,7 @@
 """Writes task folders of the concepts that manifests hold out, free of every training text."""
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from embedkit.storage.folders import check_replaceable, whole_folder
 
 MAX_QUERIES = 500
 
+_Files = dict[str, list[str]]
+"""Lines of each file of a task."""
 _ORDER = b"embedkit: order of texts"
 _TRAIN_OR_TEST = b"embedkit: train or test"
 
@@ -39,7 +42,8 @@ def write_tasks(
     held_out = [
         (manifest, task, open_manifest(manifest, "held_out"))
         for manifest in manifests
-        for task in (manifest.held_out.tasks if manifest.held_out else ())
+        if manifest.held_out
+        for task in manifest.held_out.tasks
     ]
     if not held_out:
         raise DataError("no source of the mixture holds anything out: nothing to write")
@@ -49,27 +53,16 @@ def write_tasks(
         (text for records in training for text in records.texts()),
     )
     with whole_folder(output, "held-out tasks") as aside:
-        names = [
-            _write_task(aside, task, manifest, records, bad, max_documents)
-            for manifest, task, records in held_out
-        ]
-    return [output / name for name in names]
+        for manifest, task, records in held_out:
+            make = _retrieval if task.type == "retrieval" else _classification
+            files = make(records, bad, sys.maxsize if max_documents is None else max_documents)
+            _write_task(aside / task.name, manifest, task, files)
+    return [output / task.name for _, task, _ in held_out]
 
 
-def _write_task(
-    output: Path,
-    task: HeldOutTask,
-    manifest: Manifest,
-    records: Records,
-    bad: set[str],
-    max_documents: int | None,
-) -> str:
-    folder = output / task.name
+def _write_task(folder: Path, manifest: Manifest, task: HeldOutTask, files: _Files) -> None:
     if folder.exists():
         raise DataError(f"{manifest.name}: another manifest has a task {task.name}: rename one")
-    folder.mkdir()
-    make = _retrieval if task.type == "retrieval" else _classification
-    files = make(records, bad, max_documents)
     if not all(files.values()):
         raise DataError(
             f"{manifest.name}: no text is left for the held-out task {task.name}: raise "
@@ -78,15 +71,13 @@ def _write_task(
     header: dict[str, Any] = {"type": task.type, "license": manifest.license}
     if task.type == "retrieval" and manifest.prompts != Prompts():
         header["prompts"] = manifest.prompts.model_dump()
+    folder.mkdir()
+    files["task.json"] = [json.dumps(header, ensure_ascii=False, indent=1)]
     for name, lines in files.items():
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    (folder / "task.json").write_text(
-        json.dumps(header, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
-    )
-    return task.name
 
 
-def _retrieval(records: Records, bad: set[str], max_documents: int | None) -> dict[str, list[str]]:
+def _retrieval(records: Records, bad: set[str], max_documents: int) -> _Files:
     relevant: dict[str, set[str]] = {}
     everything: set[str] = set()
     for query, positive, negatives in records.table.scan(("query", "positive", "negatives")):
@@ -95,11 +86,17 @@ def _retrieval(records: Records, bad: set[str], max_documents: int | None) -> di
         everything.update((positive, *negatives))
     everything -= bad
     folded = set(map(fold, everything))
-    # A query that is a document of the corpus, word for word, would find itself.
-    candidates = [query for query in _drawn(relevant) if fold(query) not in folded]
-    queries, documents = _choose(candidates, relevant, max_documents)
-    room = None if max_documents is None else max_documents - len(documents)
-    documents |= set(_drawn(everything - documents)[:room])
+    queries: list[str] = []
+    documents: set[str] = set()
+    for query in _drawn(relevant):
+        needed = documents | relevant[query]
+        # A query that is a document of the corpus, word for word, would find itself.
+        if fold(query) not in folded and len(needed) <= max_documents:
+            queries.append(query)
+            documents = needed
+        if len(queries) == MAX_QUERIES:
+            break
+    documents |= set(_drawn(everything - documents)[: max_documents - len(documents)])
     qrels = [
         f"{_id(query)}\t{_id(document)}\t1"
         for query in queries
@@ -114,26 +111,7 @@ def _retrieval(records: Records, bad: set[str], max_documents: int | None) -> di
     }
 
 
-def _choose(
-    candidates: list[str], relevant: dict[str, set[str]], max_documents: int | None
-) -> tuple[list[str], set[str]]:
-    """Return the first queries whose documents all fit the corpus, and these documents."""
-    queries: list[str] = []
-    documents: set[str] = set()
-    for query in candidates:
-        needed = documents | relevant[query]
-        if max_documents is not None and len(needed) > max_documents:
-            continue
-        queries.append(query)
-        documents = needed
-        if len(queries) == MAX_QUERIES:
-            break
-    return queries, documents
-
-
-def _classification(
-    records: Records, bad: set[str], max_documents: int | None
-) -> dict[str, list[str]]:
+def _classification(records: Records, bad: set[str], max_documents: int) -> _Files:
     labels: dict[str, set[tuple[str, bool]]] = {}
     texts: dict[str, str] = {}
     for *sides, concept, topic in records.table.scan(("query", "positive", "concept", "topic")):
@@ -144,14 +122,14 @@ def _classification(
                 labels.setdefault(fold(text), set()).add((topic, trained))
     # A text of two topics, or of both training and test, is left out.
     chosen = _drawn(key for key in texts if len(labels[key]) == 1)[:max_documents]
-    splits: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
-    for key in chosen:
-        [(topic, trained)] = labels[key]
-        splits[trained].append((texts[key], topic))
-    common = {topic for _, topic in splits[True]} & {topic for _, topic in splits[False]}
+    train, test = (
+        [(texts[key], topic) for key in chosen for topic, trained in labels[key] if trained == side]
+        for side in (True, False)
+    )
+    common = {topic for _, topic in train} & {topic for _, topic in test}
     return {
         name: [_line({"text": text, "label": topic}) for text, topic in split if topic in common]
-        for name, split in (("train.jsonl", splits[True]), ("test.jsonl", splits[False]))
+        for name, split in (("train.jsonl", train), ("test.jsonl", test))
     }
 
 

@@ -9,7 +9,7 @@ import hashlib
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from itertools import groupby
+from itertools import chain, groupby, pairwise
 from operator import itemgetter
 
 from embedkit.errors import DataError
@@ -35,13 +35,10 @@ def pairs(texts: Iterable[tuple[str, str]], seed: int) -> Iterator[tuple[str, st
             "select label, text from texts group by label, rank order by label, rank"
         )
         for label, group in groupby(ordered, key=itemgetter(0)):
-            ring = (text for _, text in group)
-            first = text = next(ring)
-            for following in ring:
-                yield text, following, label
-                text = following
-            if text != first:
-                yield text, first, label
+            first = next(group)
+            for (_, text), (_, positive) in pairwise(chain([first], group, [first])):
+                if text != positive:
+                    yield text, positive, label
 
 
 def _rank(text: str, seed: int) -> int:
