@@ -5,7 +5,7 @@ Shapes: T tokens of all sequences, H heads, D features of a head.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -13,29 +13,11 @@ from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 from torch.nn.attention.varlen import varlen_attn
 
-Kernel = Literal["reference", "grouped", "varlen", "flash2"]
+Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, "Layout"], Tensor]
+"""Softmax attention of every token over the tokens of its sequence, by one implementation.
 
-
-def choose_kernel(
-    implementation: str | None, device: torch.device, dtype: torch.dtype, head_dim: int
-) -> Kernel:
-    """Return the kernel for an implementation of attention by its name in transformers.
-
-    Without half precision on CUDA, which flash kernels need, any name but ``eager`` means
-    ``grouped``. ``flash_attention_4`` activates FA4 in torch's kernel, for the whole process.
-    """
-    if implementation == "eager":
-        return "reference"
-    half = dtype in (torch.float16, torch.bfloat16)
-    if device.type != "cuda" or not half or head_dim % 8 or head_dim > 256:
-        return "grouped"
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return "grouped"
-    if implementation == "flash_attention_2":
-        return "flash2"
-    if implementation == "flash_attention_4" and current_flash_attention_impl() != "FA4":
-        activate_flash_attention_impl("FA4")
-    return "varlen"
+Shapes: q, k and v ``(T, H, D)``, in the order of the layout -> ``(T, H, D)``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +42,7 @@ class Layout:
         """
         lengths = lengths[lengths > 0]
         order = back = None
-        if kernel == "grouped" and bool((lengths.diff() < 0).any()):
+        if kernel is grouped and bool((lengths.diff() < 0).any()):
             order = lengths.repeat_interleave(lengths).argsort(stable=True)
             back = order.argsort().to(device)
             order, lengths = order.to(device), lengths.sort().values
@@ -96,15 +78,7 @@ class _Reorder(torch.autograd.Function):
         return _Reorder.apply(gradient, back, order), None, None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-    """Return softmax attention of every token over the tokens of its sequence.
-
-    Shapes: q, k and v ``(T, H, D)``, in the order of ``layout`` -> ``(T, H, D)``.
-    """
-    return _KERNELS[layout.kernel](q, k, v, layout)
-
-
-def _reference(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+def reference(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """Attend by the definition, one sequence at a time; the reference for the other kernels."""
     lengths = [length for length, count in layout.length_groups for _ in range(count)]
     states = []
@@ -114,7 +88,7 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     return torch.cat(states)
 
 
-def _grouped(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+def grouped(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """Attend in groups of sequences of equal length, which are views without mask or copy."""
     sizes = [length * count for length, count in layout.length_groups]
     states = []
@@ -126,7 +100,7 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     return torch.cat(states)
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+def varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """Attend with the FlashAttention kernels that come with torch."""
     ends, longest = layout.ends, layout.longest
     attended = varlen_attn(q, k, v, ends, ends, longest, longest)
@@ -134,7 +108,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     return attended
 
 
-def _flash2(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+def flash2(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """Attend with the kernels of the flash-attn package."""
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
@@ -143,9 +117,23 @@ def _flash2(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     return flash_attn_varlen_func(q, k, v, *bounds, deterministic=deterministic)
 
 
-_KERNELS: dict[Kernel, Callable[[Tensor, Tensor, Tensor, Layout], Tensor]] = {
-    "reference": _reference,
-    "grouped": _grouped,
-    "varlen": _varlen,
-    "flash2": _flash2,
-}
+def choose_kernel(
+    implementation: str | None, device: torch.device, dtype: torch.dtype, head_dim: int
+) -> Kernel:
+    """Return the kernel for an implementation of attention by its name in transformers.
+
+    Without half precision on CUDA, which flash kernels need, any name but ``eager`` means
+    ``grouped``. ``flash_attention_4`` activates FA4 in torch's kernel, for the whole process.
+    """
+    if implementation == "eager":
+        return reference
+    half = dtype in (torch.float16, torch.bfloat16)
+    if device.type != "cuda" or not half or head_dim % 8 or head_dim > 256:
+        return grouped
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return grouped
+    if implementation == "flash_attention_2":
+        return flash2
+    if implementation == "flash_attention_4" and current_flash_attention_impl() != "FA4":
+        activate_flash_attention_impl("FA4")
+    return varlen

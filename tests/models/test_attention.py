@@ -2,10 +2,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from embedkit.models.attention import Kernel, Layout, attend, choose_kernel
+from embedkit.models.attention import (
+    Kernel,
+    Layout,
+    choose_kernel,
+    flash2,
+    grouped,
+    reference,
+    varlen,
+)
 
 CPU = torch.device("cpu")
-ON_CPU: tuple[Kernel, ...] = ("reference", "grouped")
+ON_CPU: tuple[Kernel, ...] = (reference, grouped)
 LENGTHS = [5, 2, 7, 2, 1, 5, 2]
 HEADS, WIDTH = 3, 8
 
@@ -27,7 +35,7 @@ def attended(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, lengths: list[int]
     layout = Layout.of(torch.tensor(lengths), kernel, q.device)
     sorted_by_length = [layout.sort(x) for x in (q, k, v)]
     return layout.unsort(
-        attend(sorted_by_length[0], sorted_by_length[1], sorted_by_length[2], layout)
+        kernel(sorted_by_length[0], sorted_by_length[1], sorted_by_length[2], layout)
     )
 
 
@@ -38,7 +46,7 @@ def gradients(outcome: Tensor, wrt: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def test_the_reference_is_softmax_attention() -> None:
     q, k, v = (x.detach() for x in inputs([2]))
-    outcome = attended("reference", q, k, v, [2])
+    outcome = attended(reference, q, k, v, [2])
     for head in range(HEADS):
         for token in range(2):
             scores = [float(q[token, head] @ k[other, head]) / WIDTH**0.5 for other in range(2)]
@@ -64,7 +72,7 @@ def test_grouped_sequences_agree_with_the_reference_also_in_gradients(lengths: l
     torch.testing.assert_close(slopes[1], slopes[0], atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("kernel", "tolerance"), [("reference", 0.0), ("grouped", 1e-12)])
+@pytest.mark.parametrize(("kernel", "tolerance"), [(reference, 0.0), (grouped, 1e-12)])
 def test_sequences_never_see_each_other(kernel: Kernel, tolerance: float) -> None:
     others = torch.ones(sum(LENGTHS), dtype=torch.bool)
     others[7:14] = False
@@ -80,7 +88,7 @@ def test_sequences_never_see_each_other(kernel: Kernel, tolerance: float) -> Non
 
 
 def test_a_grouped_layout_puts_equal_lengths_side_by_side() -> None:
-    layout = Layout.of(torch.tensor([3, 1, 2, 1]), "grouped", CPU)
+    layout = Layout.of(torch.tensor([3, 1, 2, 1]), grouped, CPU)
     assert layout.length_groups == ((1, 2), (2, 1), (3, 1))
     assert layout.ends.tolist() == [0, 1, 2, 4, 7]
     tokens = torch.tensor([30, 31, 32, 10, 20, 21, 11])
@@ -90,7 +98,7 @@ def test_a_grouped_layout_puts_equal_lengths_side_by_side() -> None:
 
 def test_a_layout_that_needs_no_order_moves_nothing() -> None:
     tokens = torch.arange(6)
-    given: list[tuple[list[int], Kernel]] = [([1, 2, 3], "grouped"), ([3, 1, 2], "varlen")]
+    given: list[tuple[list[int], Kernel]] = [([1, 2, 3], grouped), ([3, 1, 2], varlen)]
     for lengths, kernel in given:
         layout = Layout.of(torch.tensor(lengths), kernel, CPU)
         assert layout.sort(tokens) is tokens
@@ -99,38 +107,38 @@ def test_a_layout_that_needs_no_order_moves_nothing() -> None:
 
 
 def test_a_layout_passes_over_empty_sequences() -> None:
-    layout = Layout.of(torch.tensor([0, 2, 0, 2, 1]), "reference", CPU)
+    layout = Layout.of(torch.tensor([0, 2, 0, 2, 1]), reference, CPU)
     assert layout.length_groups == ((2, 2), (1, 1))
     assert layout.ends.tolist() == [0, 2, 4, 5]
 
 
 @pytest.mark.parametrize(("length", "longest"), [(1, 128), (128, 128), (129, 256)])
 def test_the_longest_length_is_rounded_up(length: int, longest: int) -> None:
-    assert Layout.of(torch.tensor([1, length]), "varlen", CPU).longest == longest
+    assert Layout.of(torch.tensor([1, length]), varlen, CPU).longest == longest
 
 
 def test_flash_kernels_are_left_alone_where_they_cannot_run() -> None:
     for name in (None, "sdpa", "flash_attention_2", "flash_attention_4"):
-        assert choose_kernel(name, CPU, torch.bfloat16, 64) == "grouped"
-        assert choose_kernel(name, torch.device("cuda"), torch.float32, 64) == "grouped"
-        assert choose_kernel(name, torch.device("cuda"), torch.bfloat16, 20) == "grouped"
-    assert choose_kernel("eager", torch.device("cuda"), torch.bfloat16, 64) == "reference"
+        assert choose_kernel(name, CPU, torch.bfloat16, 64) is grouped
+        assert choose_kernel(name, torch.device("cuda"), torch.float32, 64) is grouped
+        assert choose_kernel(name, torch.device("cuda"), torch.bfloat16, 20) is grouped
+    assert choose_kernel("eager", torch.device("cuda"), torch.bfloat16, 64) is reference
 
 
 @pytest.mark.parametrize(
     "kernel",
     [
-        pytest.param("grouped", marks=on_gpu),
-        pytest.param("varlen", marks=on_gpu),
-        pytest.param("flash2", marks=on_gpu),
+        pytest.param(grouped, marks=on_gpu),
+        pytest.param(varlen, marks=on_gpu),
+        pytest.param(flash2, marks=on_gpu),
     ],
 )
 def test_kernels_on_the_gpu_agree_with_the_reference(kernel: Kernel) -> None:
-    if kernel == "flash2":
+    if kernel is flash2:
         pytest.importorskip("flash_attn")
     lengths = [70, 3, 200, 3, 1, 128]
     exact = inputs(lengths)
-    expected = attended("reference", *exact, lengths)
+    expected = attended(reference, *exact, lengths)
     q, k, v = (x.detach().cuda().bfloat16().requires_grad_() for x in exact)
     outcome = attended(kernel, q, k, v, lengths)
     assert outcome.dtype == torch.bfloat16
@@ -144,5 +152,5 @@ def test_kernels_on_the_gpu_agree_with_the_reference(kernel: Kernel) -> None:
 def test_half_precision_on_the_gpu_takes_the_kernels_of_torch() -> None:
     device = torch.device("cuda")
     for dtype in (torch.float16, torch.bfloat16):
-        assert choose_kernel("sdpa", device, dtype, 64) == "varlen"
-        assert choose_kernel("flash_attention_2", device, dtype, 64) == "flash2"
+        assert choose_kernel("sdpa", device, dtype, 64) is varlen
+        assert choose_kernel("flash_attention_2", device, dtype, 64) is flash2

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from embedkit.errors import UserError
 from embedkit.models import rope
-from embedkit.models.attention import Layout, attend, choose_kernel
+from embedkit.models.attention import Layout, choose_kernel
 from embedkit.models.neobert.config import NeoBERTConfig
 from embedkit.tokens.batch import TokenBatch
 
@@ -66,7 +66,7 @@ class EncoderBlock(GradientCheckpointingLayer):
         q, k, v = self.qkv(x).unflatten(-1, (-1, 3 * self._head_dim)).chunk(3, dim=-1)
         if rotations is not None:
             q, k = rope.rotate(q, rotations), rope.rotate(k, rotations)
-        return self.wo(attend(q, k, v, layout).flatten(1))
+        return self.wo(layout.kernel(q, k, v, layout).flatten(1))
 
 
 class NeoBERTPreTrainedModel(PreTrainedModel):
