@@ -40,12 +40,17 @@ class Context:
         vectors = sha256_of({"vectors": self.vectors.to(torch.float32)})
         return sha256_of_text(f"{self.model} {vectors}")
 
+    @property
+    def origin(self) -> dict[str, Any]:
+        """All that files record of a context besides its vectors."""
+        named = {"model": self.model, "corpus_size": self.corpus_size, "seed": self.seed}
+        return {**named, "hash": self.hash}
+
     def save(self, path: str | Path) -> None:
         """Write the vectors and their origin as one safetensors file."""
-        facts = {"model": self.model, "corpus_size": self.corpus_size, "seed": self.seed}
-        facts["hash"] = self.hash
+        metadata = {_KEY: json.dumps(self.origin)}
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        save_file({"vectors": self.vectors.contiguous()}, path, metadata={_KEY: json.dumps(facts)})
+        save_file({"vectors": self.vectors.contiguous()}, path, metadata=metadata)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

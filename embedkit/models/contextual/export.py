@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
@@ -36,23 +35,30 @@ def write_contextual(
     if context is not None:
         model.check_made(context)
     context = context or model.frozen
+    frozen, contextual, weights = None, model.config, model.head_weights()
     encoders = {"second": _stock(model.second, model.name)}
-    if context is None and model.first is not None and not model.config.tied:
-        encoders["first"] = _stock(model.first, model.name)
-    weights = model.head_weights()
-    for stage, network in encoders.items():
-        weights |= {f"{stage}.{name}": part for name, part in network.state_dict().items()}
     if context is not None:
+        frozen = {"documents": len(context.vectors), **context.origin}
+        # Nothing of the first stage is left.
+        contextual = contextual.model_copy(update={"tied": False, "context_projection": False})
         weights = {k: v for k, v in weights.items() if not k.startswith("context_projection.")}
         weights["frozen"] = context.vectors
+    elif model.first is not None and not model.config.tied:
+        encoders["first"] = _stock(model.first, model.name)
+    for stage, network in encoders.items():
+        weights |= {f"{stage}.{name}": part for name, part in network.state_dict().items()}
     weights = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
-    module = {
-        "idx": 0,
-        "name": "0",
-        "path": "",
-        "type": f"{_CODE}.ContextualModule",
-        "kwargs": ["dataset_embeddings"],
+    config = {
+        "architectures": ["ContextualModule"],
+        "contextual": contextual.model_dump(),
+        "max_seq_length": model.max_tokens,
+        "position_limit": model.position_limit + model.config.text_start,
+        "document_prompt": model.prompts.get("document", ""),
+        "frozen": frozen,
+        "first": encoders["first"].config.to_dict() if "first" in encoders else None,
+        "second": encoders["second"].config.to_dict(),
     }
+    module = {"idx": 0, "name": "0", "path": "", "type": f"{_CODE}.ContextualModule"}
     settings = {
         "model_type": "SentenceTransformer",
         "prompts": model.prompts,
@@ -60,10 +66,10 @@ def write_contextual(
         "similarity_fn_name": "cosine",
     }
     with whole_folder(folder, "a model") as aside:
-        write_json(aside / "config.json", _config(model, encoders, context))
+        write_json(aside / "config.json", config)
         save_file(weights, aside / "model.safetensors", metadata={"format": "pt"})
         shutil.copy(Path(__file__).with_name(f"{_CODE}.py"), aside / f"{_CODE}.py")
-        write_json(aside / "modules.json", [module])
+        write_json(aside / "modules.json", [{**module, "kwargs": ["dataset_embeddings"]}])
         write_json(aside / "config_sentence_transformers.json", settings)
         save_tokenizer(model.tokenizer, aside)
         (aside / "README.md").write_text(card, encoding="utf-8")
@@ -77,29 +83,3 @@ def _stock(backbone: Backbone, name: str) -> PreTrainedModel:
     if reason := obstacle(network.config):
         raise UserError(f"{name}: {reason}, and there is no other stock form to export to")
     return to_eurobert(network)
-
-
-def _config(
-    model: Contextual, encoders: dict[str, PreTrainedModel], context: Context | None
-) -> dict[str, Any]:
-    frozen, contextual = None, model.config
-    if context is not None:
-        # Nothing of the first stage is left.
-        contextual = contextual.model_copy(update={"tied": False, "context_projection": False})
-        frozen = {
-            "documents": len(context.vectors),
-            "model": context.model,
-            "corpus_size": context.corpus_size,
-            "seed": context.seed,
-            "hash": context.hash,
-        }
-    return {
-        "architectures": ["ContextualModule"],
-        "contextual": contextual.model_dump(),
-        "max_seq_length": model.max_tokens,
-        "position_limit": model.position_limit + model.config.text_start,
-        "document_prompt": model.prompts.get("document", ""),
-        "frozen": frozen,
-        "first": encoders["first"].config.to_dict() if "first" in encoders else None,
-        "second": encoders["second"].config.to_dict(),
-    }

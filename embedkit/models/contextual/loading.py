@@ -48,9 +48,9 @@ def load_contextual(
     if "contextual" not in config:
         config, weights = cde_checkpoint.converted(folder, config, weights)
     frozen = None
-    if facts := config["frozen"]:
-        origin = {name: facts[name] for name in ("model", "corpus_size", "seed")}
-        frozen = Context(weights.pop("frozen"), **origin)
+    if origin := config["frozen"]:
+        facts = (origin[name] for name in ("model", "corpus_size", "seed"))
+        frozen = Context(weights.pop("frozen"), *facts)
     tokenizer = hub.load_tokenizer(str(folder))
     pad_id = tokenizer.pad_token_id or 0
     encoders = {

@@ -5,6 +5,7 @@ Shapes: n <= J context documents, B texts of T tokens in all, S soft prompts, D 
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import rng
@@ -19,12 +21,11 @@ from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone, PaddedBackbone, shape_of
 from embedkit.models.contextual.context import Context, Embeddings
 from embedkit.models.contextual.prefix import Slots, prepare_to_read
-from embedkit.models.contextual.weights_hash import WeightsHash
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel, Role
 from embedkit.models.pooling import mean_by_text
 from embedkit.recipe import ContextualConfig
-from embedkit.storage.hashing import sha256_of_json
+from embedkit.storage.hashing import sha256_of, sha256_of_json
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.tokenizer import identity_of
 
@@ -82,7 +83,7 @@ class Contextual(EmbeddingModel):
         for backbone in (self.second, self._own_first):
             if backbone is not None:
                 without_pooler(backbone.model)
-        self._weights_hash = WeightsHash()
+        self._hashed: tuple[object, str] = (None, "")
         with torch.random.fork_rng(devices=()):
             # A fixed seed gives the same initial weights in every process.
             torch.manual_seed(0)
@@ -241,7 +242,7 @@ class Contextual(EmbeddingModel):
 
     def _described(self) -> dict[str, Any]:
         return {
-            "weights": self._weights_hash.of(self),
+            "weights": self._hash_of_weights(),
             "config": self.config.model_dump(),
             "encoders": [shape_of(stage.model) for stage in (self.first, self.second) if stage],
             # It is recomputed, since changes of a tokenizer leave no trace.
@@ -249,6 +250,16 @@ class Contextual(EmbeddingModel):
             "prompts": self.prompts,
             "max_tokens": self.max_tokens,
         }
+
+    def _hash_of_weights(self) -> str:
+        """Return the hash of the weights, recomputed only when they may have changed."""
+        weights = self.state_dict()
+        versions = [(weight.data_ptr(), weight._version) for weight in weights.values()]
+        # A fused optimizer changes tensors without a new version, so that steps are counted too.
+        version = (*_optimizer_steps(), versions)
+        if self._hashed[0] != version:
+            self._hashed = (version, sha256_of(weights))
+        return self._hashed[1]
 
     def head_weights(self) -> dict[str, Tensor]:
         """Return the weights that are not part of the encoders, by name."""
@@ -262,6 +273,18 @@ def without_pooler(network: Any) -> Any:
     if hasattr(network, "pooler"):
         network.pooler = None
     return network
+
+
+@cache
+def _optimizer_steps() -> list[int]:
+    """Return a list of one number, which counts this process's optimizer steps from now on."""
+    steps = [0]
+
+    def count(*_: object) -> None:
+        steps[0] += 1
+
+    register_optimizer_step_post_hook(count)
+    return steps
 
 
 def _two_layers(width: int, activation: nn.Module) -> nn.Sequential:

@@ -13,15 +13,12 @@ Vectors of different contexts cannot be compared. If the folder holds a frozen c
 Shapes: J slots for documents, B texts of L columns, D features.
 """
 
-import json
 from collections.abc import Sequence
 from copy import deepcopy
-from pathlib import Path
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from sentence_transformers.base.modules import InputModule
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer
@@ -41,7 +38,6 @@ class ContextualModule(InputModule):
 
     tokenizer: Any
     forward_kwargs = {"dataset_embeddings"}  # noqa: RUF012
-    save_in_root = True
 
     def __init__(self, config: dict[str, Any], tokenizer: Any) -> None:
         super().__init__()
@@ -152,12 +148,12 @@ class ContextualModule(InputModule):
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Write config, weights and tokenizer; sentence-transformers adds the file of this code."""
-        config = self.config | {"max_seq_length": self.max_seq_length}
-        folder = Path(output_path)
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        weights = {name: weight.contiguous() for name, weight in self.state_dict().items()}
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        self.save_config(output_path)
+        self.save_torch_weights(output_path)
         self.save_tokenizer(output_path)
+
+    def get_config_dict(self) -> dict[str, Any]:
+        return self.config | {"max_seq_length": self.max_seq_length}
 
     def _prompt_length(self, prompt: str | None) -> int:
         """Return the number of tokens before the text, an opening special token included, or 0."""
