@@ -39,14 +39,19 @@ def group(device: torch.device) -> Iterator[None]:
         # Rank 0 may evaluate for hours while the others wait at the next collective.
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(hours=6))
-        atexit.register(dist.destroy_process_group)
+        atexit.register(_leave)
     try:
         yield
     except BaseException:
         # Leaving the group waits for the other ranks, which may wait for this one in a collective;
         # torchrun ends them once this process has exited.
-        atexit.unregister(dist.destroy_process_group)
+        atexit.unregister(_leave)
         raise
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def rank() -> int:

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +66,17 @@ def captured(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     This is a collective: all ranks have to call it.
     """
     if sharding.is_sharded(model):
-        weights, moments = sharding.whole_state(model, optimizer)
-        return State(
-            weights,
-            {f"{name}/{key}": t for name, values in moments.items() for key, t in values.items()},
-        )
-    if not distributed.is_main():
+        weights, states = sharding.whole_state(model, optimizer)
+    elif distributed.is_main():
+        frozen, parameters = _frozen(model), dict(model.named_parameters())
+        # Tied weights share memory, which safetensors refuses, so that every name gets a copy.
+        kept = {name: t for name, t in model.state_dict().items() if name not in frozen}
+        weights = {name: tensor.cpu().clone() for name, tensor in kept.items()}
+        states = {name: optimizer.state.get(p, {}) for name, p in parameters.items()}
+    else:
         return State({}, {})
-    return State(_weights(model), _moments(model, optimizer))
+    moments = {f"{name}/{key}": t for name, state in states.items() for key, t in state.items()}
+    return State(weights, {name: t.detach().cpu().contiguous() for name, t in moments.items()})
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -82,8 +84,7 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
 
     This is a collective: all ranks have to call it.
     """
-    parts = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    weights = {name: sharding.whole(tensor).cpu() for name, tensor in parts.items()}
+    weights = {name: sharding.whole(part).cpu() for name, part in model.state_dict().items()}
     return weights if distributed.is_main() else {}
 
 
@@ -107,9 +108,8 @@ def save(root: Path, step: int, state: State, facts: Mapping[str, Any], *, keep:
     save_file(dict(state.weights), aside / _WEIGHTS)
     save_file(dict(state.moments), aside / _MOMENTS)
     write_json(aside / _STATE, {"step": step, "facts": facts})
-    write_json(
-        aside / _HASHES, {path.name: sha256_of_file(path) for path in sorted(aside.iterdir())}
-    )
+    hashes = {path.name: sha256_of_file(path) for path in sorted(aside.iterdir())}
+    write_json(aside / _HASHES, hashes)
     for path in [*aside.iterdir(), aside]:
         sync(path)
     if final.exists():
@@ -117,8 +117,8 @@ def save(root: Path, step: int, state: State, facts: Mapping[str, Any], *, keep:
     aside.rename(final)
     sync(root)
     folders = _folders(root)
-    for other in folders[: max(0, folders.index(final) + 1 - keep)]:
-        shutil.rmtree(other)
+    for old in folders[: folders.index(final) + 1][:-keep]:
+        shutil.rmtree(old)
     return final
 
 
@@ -132,8 +132,7 @@ def newest(root: Path) -> tuple[Checkpoint | None, Sequence[BrokenCheckpointErro
     """
     broken: list[BrokenCheckpointError] = []
     with _readable(root):
-        folders = _folders(root)
-        aside = sorted(root.glob(f"{_ASIDE}step-*"))
+        folders, aside = _folders(root), sorted(root.glob(f"{_ASIDE}step-*"))
     for folder in reversed(folders):
         try:
             return read(folder), broken
@@ -161,8 +160,11 @@ def read(folder: Path) -> Checkpoint:
 
 def set_aside(folder: Path) -> Path:
     """Rename a damaged checkpoint, so that it is kept and its name is free; return its new path."""
-    names = (f"{_ASIDE}{folder.name}{end}" for end in chain([""], (f"-{n}" for n in count(2))))
-    return folder.rename(next(path for path in map(folder.with_name, names) if not path.exists()))
+    free, number = folder.with_name(f"{_ASIDE}{folder.name}"), 1
+    while free.exists():
+        number += 1
+        free = folder.with_name(f"{_ASIDE}{folder.name}-{number}")
+    return folder.rename(free)
 
 
 def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -170,7 +172,7 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
 
     The model may be sharded or not, over any number of ranks, however it was when saved.
     """
-    weights = load_file(checkpoint.folder / _WEIGHTS)
+    weights = read_weights(checkpoint)
     moments: dict[str, dict[str, Tensor]] = {}
     for full_name, tensor in load_file(checkpoint.folder / _MOMENTS).items():
         name, _, moment = full_name.rpartition("/")
@@ -185,32 +187,12 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
     optimizer.state.clear()
     for name, values in moments.items():
         parameter = parameters[name]
-        optimizer.state[parameter] = {
-            moment: tensor.to(parameter.device) for moment, tensor in values.items()
-        }
-
-
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    # Tied weights share memory, which safetensors refuses, so that every name gets a copy.
-    frozen = _frozen(model)
-    return {
-        name: tensor.detach().cpu().clone()
-        for name, tensor in model.state_dict().items()
-        if name not in frozen
-    }
+        optimizer.state[parameter] = {key: t.to(parameter.device) for key, t in values.items()}
 
 
 def _frozen(model: nn.Module) -> set[str]:
     parameters = model.named_parameters(remove_duplicate=False)
     return {name for name, parameter in parameters if not parameter.requires_grad}
-
-
-def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    return {
-        f"{name}/{moment}": tensor.detach().cpu().contiguous()
-        for name, parameter in model.named_parameters()
-        for moment, tensor in optimizer.state.get(parameter, {}).items()
-    }
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import math
 import os
-import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -47,8 +46,10 @@ class Metrics:
 
     def write(self) -> list[dict[str, Any]]:
         """Write the metrics added since the last ``write``, and return them as plain numbers."""
-        lines = [{name: _plain(value) for name, value in line.items()} for line in self._waiting]
-        self._waiting = []
+        lines, self._waiting = self._waiting, []
+        for line in lines:
+            tensors = {name: value for name, value in line.items() if isinstance(value, Tensor)}
+            line |= {name: tensor.item() for name, tensor in tensors.items()}
         if self._peak_flops is not None:
             for line in lines:
                 line["mfu"] = line.pop("flops") / line["seconds"] / self._peak_flops
@@ -57,11 +58,10 @@ class Metrics:
             file.flush()
             os.fsync(file.fileno())
         for line in lines:
-            source = line["source"]
             values = {k: v for k, v in line.items() if k not in {"step", "source"}}
-            values |= {f"{source}/{k}": line[k] for k in ("loss", "accuracy") if k in line}
+            named = {f"{line['source']}/{k}": line[k] for k in ("loss", "accuracy") if k in line}
             for tracker in self._trackers:
-                tracker.log(values, line["step"])
+                tracker.log(values | named, line["step"])
         return lines
 
     def __enter__(self) -> Self:
@@ -75,18 +75,16 @@ class Metrics:
             tracker.close()
 
 
-class Progress:
-    """Context manager that shows progress: a bar on a terminal, a line for each remark elsewhere.
+class Progress(progress.Progress):
+    """Progress of a task: a bar on a terminal, a line for each remark elsewhere.
 
     Lines are flushed at once, so that a log can be followed while it grows.
     """
 
     def __init__(self, console: Console, work: str, total: int, done: int = 0) -> None:
-        self._console, self._work, self._total, self._done = console, work, total, done
-        self._start, self._began = done, time.monotonic()
         # In a narrow terminal the bar shrinks, and the numbers are not wrapped.
         whole = Column(no_wrap=True)
-        self._bar = progress.Progress(
+        super().__init__(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
             progress.MofNCompleteColumn(table_column=whole),
@@ -96,29 +94,19 @@ class Progress:
             console=console,
             disable=console.quiet or not console.is_terminal,
         )
-        self._task = self._bar.add_task(work, total=total, completed=done, remark="")
+        self.add_task(work, total=total, completed=done, remark="")
+        self._start = done
 
-    def advance(self) -> None:
-        """Count one more item as done."""
-        self._done += 1
-        self._bar.advance(self._task)
-
-    def remark(self, text: str) -> None:
-        """Show ``text`` about the latest item; ``advance`` must have been called before."""
-        self._bar.update(self._task, remark=text)
-        if not self._console.is_terminal:
-            pace = (time.monotonic() - self._began) / (self._done - self._start)
-            left = timedelta(seconds=round(pace * (self._total - self._done)))
-            line = f"{self._work} {self._done}/{self._total}  {text}  {left} left"
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    def __enter__(self) -> Self:
-        self._began = time.monotonic()
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._bar.stop()
+    def remark(self, done: int, text: str) -> None:
+        """Show ``text`` after ``done`` items, of which at least one was done since the start."""
+        (task,) = self.tasks
+        self.update(task.id, remark=text)
+        if not self.console.is_terminal:
+            assert task.total is not None
+            pace = (task.elapsed or 0) / (done - self._start)
+            left = timedelta(seconds=round(pace * (task.total - done)))
+            line = f"{task.description} {done}/{task.total}  {text}  {left} left"
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def truncate_lines(path: Path, steps: int) -> None:
@@ -198,7 +186,3 @@ class _RunTracker:
 
     def close(self) -> None:
         self._module.finish()
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) else value

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import tomli_w
 import torch
@@ -84,21 +84,16 @@ def check(path: Path, *, resume: bool, overwrite: bool) -> None:
             f"{path}: is not empty; continue the run in it with --resume, replace it with "
             "--overwrite, or choose another --output"
         )
-    if overwrite:
-        _refuse_foreign(path)
-    # A resumed run replaces both at its end; an obstacle is better reported before training.
-    check_replaceable(path / "model", "a model")
-    check_replaceable(path / "eval" / "tasks", "held-out tasks")
-
-
-def _refuse_foreign(path: Path) -> None:
     # An export that was killed leaves hidden folders beside the model.
     names = {file.name for file in path.iterdir() if not file.name.startswith(".model.embedkit-")}
-    if foreign := sorted(names - _ENTRIES):
+    if overwrite and (foreign := sorted(names - _ENTRIES)):
         raise UserError(
             f"{path}: is not replaced, since no run of embedkit wrote {', '.join(foreign)} there; "
             "move it elsewhere, or choose another --output"
         )
+    # A resumed run replaces both at its end; an obstacle is better reported before training.
+    check_replaceable(path / "model", "a model")
+    check_replaceable(path / "eval" / "tasks", "held-out tasks")
 
 
 def claim(path: Path, *, resume: bool, overwrite: bool) -> RunFolder:
@@ -159,10 +154,18 @@ def newest_checkpoint(
         _refuse_changes(folder, "run.json", _begun(folder), facts)
         return None, ["no checkpoint yet: starting from step 0"]
     then, remarks = newest.facts, []
-    if then["world_size"] != facts["world_size"]:
+    if (before := then["world_size"]) != (ranks := facts["world_size"]):
         if not allow_world_size_change:
-            _refuse_world_size(folder, then, facts)
-        remarks.append(f"world size {then['world_size']} -> {facts['world_size']}")
+            effect = (
+                "every rank reads batches of its own, so that steps will be made of other ones"
+                if facts.get("batches_per_rank")
+                else "the numbers will then agree only to rounding and with dropout off"
+            )
+            raise UserError(
+                f"{folder.path}: its checkpoint was made on {before} ranks, now there are {ranks}; "
+                f"{effect}; pass --allow-world-size-change to accept that"
+            )
+        remarks.append(f"world size {before} -> {ranks}")
     _refuse_changes(folder, "checkpoint", then, facts)
     if then["threads"] != facts["threads"]:
         remarks.append(
@@ -183,7 +186,6 @@ def _begun(folder: RunFolder) -> Mapping[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         facts = {kind: record[kind] for kind in ("sources", "model")}
-        facts["extensions"] = record.get("extensions", {})
     except (ValueError, LookupError, TypeError):
         raise UserError(
             f"{path}: is damaged, and there is no checkpoint to go on from; begin anew with "
@@ -191,45 +193,28 @@ def _begun(folder: RunFolder) -> Mapping[str, Any]:
         ) from None
     # Earlier versions stored the recipe in recipe.toml alone.
     facts["recipe"] = record.get("recipe") or read_toml(folder.path / "recipe.toml")
-    return facts
+    return facts | {"extensions": record.get("extensions", {})}
 
 
 def _refuse_changes(
     folder: RunFolder, origin: str, then: Mapping[str, Any], now: Mapping[str, Any]
 ) -> None:
-    changes = _recipe_changes(then["recipe"], now["recipe"])
+    old, new = then["recipe"], now["recipe"]
+    # With a constant rate no step depends on their number, so that a run may be extended.
+    longer = (new["steps"] or 0) >= (old.get("steps") or 0)
+    extended = longer and new["optim"]["schedule"] == "constant"
+    neutral = (*_NEUTRAL, "steps:") if extended else _NEUTRAL
+    changes = differences(_stated(with_new_names(old, "the run")[0]), _stated(new))
+    changes = [change for change in changes if not change.startswith(neutral)]
     for kind in ("sources", "model"):
-        hashes = [
-            {name: hash_[:12] for name, hash_ in facts[kind].items()} for facts in (then, now)
-        ]
-        changes += differences(hashes[0], hashes[1], kind)
+        before, after = ({k: v[:12] for k, v in facts[kind].items()} for facts in (then, now))
+        changes += differences(before, after, kind)
     changes += differences(then.get("extensions", {}), now.get("extensions", {}), "extensions")
     if changes:
         raise UserError(
             f"{folder.path}: this is another run than the one of its {origin}: "
             f"{'; '.join(changes)}; undo the change, or choose another --output"
         )
-
-
-def _refuse_world_size(
-    folder: RunFolder, then: Mapping[str, Any], now: Mapping[str, Any]
-) -> NoReturn:
-    effect = "the numbers will then agree only to rounding and with dropout off"
-    if now.get("batches_per_rank"):
-        effect = "every rank reads batches of its own, so that steps will be made of other ones"
-    raise UserError(
-        f"{folder.path}: its checkpoint was made on {then['world_size']} ranks, now there are "
-        f"{now['world_size']}; {effect}; pass --allow-world-size-change to accept that"
-    )
-
-
-def _recipe_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    changes = differences(_stated(with_new_names(then, "the run")[0]), _stated(now))
-    # With a constant rate no step depends on their number, so that a run may be extended.
-    longer = (now["steps"] or 0) >= (then.get("steps") or 0)
-    endless = now["optim"]["schedule"] == "constant" and longer
-    neutral = (*_NEUTRAL, "steps:") if endless else _NEUTRAL
-    return [change for change in changes if not change.startswith(neutral)]
 
 
 def _stated(value: Any) -> Any:

@@ -110,7 +110,11 @@ def run_training(
     """
     run_folder.check(path, resume=resume, overwrite=overwrite)
     device, folder = distributed.local_device(), RunFolder(path)
-    _be_deterministic(device)
+    if device.type == "cuda":
+        # Atomic additions in a different order would change the numbers of a resumed run.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")
+        torch.use_deterministic_algorithms(True, warn_only=True)
     with distributed.group(device):
         console = Console(quiet=not distributed.is_main(), markup=False, highlight=False)
         job = prepare(folder, device, console)
@@ -136,36 +140,24 @@ def run_training(
                 after_step=job.evaluator.after_step,
             )
             start = 0
-            if resume and (newest := _newest(folder, facts, console, allow_world_size_change)):
-                trainer.restore(newest)
-                start = newest.step
-                console.print(f"resuming after step {start}")
+            if resume:
+                find = partial(run_folder.newest_checkpoint, folder, facts)
+                # Rank 0 alone looks for the checkpoint, since it renames damaged ones.
+                newest, remarks = distributed.on_main(
+                    partial(find, allow_world_size_change=allow_world_size_change)
+                )
+                for remark in remarks:
+                    console.print(f"note: {remark}", soft_wrap=True)
+                if newest is not None:
+                    trainer.restore(newest)
+                    start = newest.step
+                    console.print(f"resuming after step {start}")
             distributed.on_main(partial(run_folder.describe, folder, job.recipe, facts))
             distributed.on_main(partial(truncate_lines, folder.metrics, start))
             job.evaluator.before(start)
             trainer.fit(start)
         job.finish()
     return folder
-
-
-def _newest(
-    folder: RunFolder, facts: Mapping[str, object], console: Console, allow_world_size_change: bool
-) -> checkpoint.Checkpoint | None:
-    """Return the checkpoint to continue from, on every rank, and print what was passed over."""
-    find = partial(run_folder.newest_checkpoint, allow_world_size_change=allow_world_size_change)
-    # Rank 0 alone looks for the checkpoint, since it renames damaged ones.
-    newest, remarks = distributed.on_main(partial(find, folder, facts))
-    for remark in remarks:
-        console.print(f"note: {remark}", soft_wrap=True)
-    return newest
-
-
-def _be_deterministic(device: torch.device) -> None:
-    if device.type == "cuda":
-        # Atomic additions in a different order would change the numbers of a resumed run.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")
-        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 class Trainer(Generic[BatchT]):
@@ -242,11 +234,11 @@ class Trainer(Generic[BatchT]):
         optim = self._recipe.optim
         self._optimizer.zero_grad()
         collected = []
+        scale = 1 / optim.gradient_accumulation_steps
         for micro in range(optim.gradient_accumulation_steps):
             batch = next(stream).to(self._device)
             key = rng.fold_in(self._recipe.seed, "step", step, micro, distributed.rank())
             torch.manual_seed(key)
-            scale = 1 / optim.gradient_accumulation_steps
             values = self._objective.backward(self._model, batch, key=key, scale=scale)
             if lacking := {"loss", "tokens"} - values.keys():
                 raise UserError(
@@ -255,7 +247,8 @@ class Trainer(Generic[BatchT]):
                 )
             collected.append(values)
         distributed.average_gradients(self._model.parameters())
-        norm = self._clip()
+        limit = optim.max_grad_norm or float("inf")
+        norm = sharding.whole(nn.utils.clip_grad_norm_(self._model.parameters(), limit))
         lr = lr_at(step, self._steps, optim)
         set_lr(self._optimizer, lr)
         self._optimizer.step()
@@ -263,25 +256,22 @@ class Trainer(Generic[BatchT]):
         means = {k: v.sum() if k == "tokens" else v.mean() for k, v in stacked.items()}
         return batch.source, {**means, "lr": lr, "grad_norm": norm}
 
-    def _clip(self) -> Tensor:
-        limit = self._recipe.optim.max_grad_norm or float("inf")
-        return sharding.whole(nn.utils.clip_grad_norm_(self._model.parameters(), limit))
-
     def _record(
         self, done: int, source: str, values: dict[str, Any], progress: Progress, *, flush: bool
     ) -> None:
         if distributed.is_main():
             self._metrics.add(done, source, values)
-        progress.advance()
+        progress.update(progress.task_ids[0], completed=done)
         saving = done % self._recipe.checkpoints.every == 0
         if flush or saving or done % self._recipe.logging.every == 0 or done == self._steps:
             # ``on_main`` raises on every rank, so that a loss that is not finite ends all of them.
-            progress.remark(distributed.on_main(lambda: summary_line(self._metrics.write())))
+            progress.remark(done, distributed.on_main(lambda: summary_line(self._metrics.write())))
 
     def _save(self, done: int) -> None:
-        state = checkpoint.captured(self._model, self._optimizer)
+        state, keep = (
+            checkpoint.captured(self._model, self._optimizer),
+            self._recipe.checkpoints.keep,
+        )
         if distributed.is_main():
-            checkpoint.save(
-                self._checkpoints, done, state, self._facts, keep=self._recipe.checkpoints.keep
-            )
+            checkpoint.save(self._checkpoints, done, state, self._facts, keep=keep)
         distributed.barrier()

@@ -289,7 +289,7 @@ def test_a_step_saved_again_sets_aside_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["save_file", "_moments", "sha256_of_file", "sync", "write_json", "Path.rename"]
+    "place", ["captured", "save_file", "sha256_of_file", "sync", "write_json", "Path.rename"]
 )
 def test_a_run_killed_while_it_saves_leaves_the_checkpoint_before(
     place: str, tmp_path: Path
