@@ -1,8 +1,8 @@
 """Reads the texts that an mteb task encodes, or the counts of them that mteb publishes."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, NamedTuple, cast
 
 from datasets import Dataset, concatenate_datasets
 from mteb.abstasks import (
@@ -24,8 +24,7 @@ _Table = tuple[str, Dataset, tuple[str, ...]]
 """A side (query, document or text), rows, and their columns; a text joins all columns of a row."""
 
 
-@dataclass(frozen=True)
-class TextStatistics:
+class TextStatistics(NamedTuple):
     """Statistics that mteb publishes of the texts of one side of a task."""
 
     side: str
@@ -46,13 +45,9 @@ def texts_of(task: AbsTask) -> Iterator[tuple[str, list[str]]]:
     loaded = task.data_loaded
     task.load_data()
     try:
-        for subset in task.hf_subsets:
-            for split in task.eval_splits:
-                for side, rows, columns in _tables(task, subset, split):
-                    present = [column for column in columns if column in rows.column_names]
-                    for batch in rows.select_columns(present).iter(batch_size=_CHUNK):
-                        cells = zip(*(batch[column] for column in present), strict=True)
-                        yield side, [text for row in cells for text in _cell_texts(row, columns)]
+        for side, rows, columns in _tables(task):
+            for batch in _select(rows, columns).iter(batch_size=_CHUNK):
+                yield side, _texts(batch, columns)
     finally:
         if not loaded:
             task.unload_data()
@@ -70,18 +65,17 @@ def corpus_of(task: AbsTask) -> Sequence[str]:
     """
     task.load_data()
     if isinstance(task, AbsTaskClassification):
-        return _Rows([_train_table(task, subset) for subset in task.hf_subsets])
-    tables = [
-        table
-        for subset in task.hf_subsets
-        for split in task.eval_splits
-        for table in _tables(task, subset, split)
-        if table[0] != "query"
-    ]
-    if isinstance(task, AbsTaskRetrieval):
-        return _Rows(tables)
-    cells = ((cell, columns) for _, rows, columns in tables for cell in rows[columns[0]])
-    return list(dict.fromkeys(text for cell, key in cells for text in _cell_texts([cell], key)))
+        tables = [_train_table(task, subset) for subset in task.hf_subsets]
+    else:
+        tables = [table for table in _tables(task) if table[0] != "query"]
+        if not isinstance(task, AbsTaskRetrieval):
+            texts = (text for _, rows, columns in tables for text in _texts(rows, columns))
+            return list(dict.fromkeys(texts))
+    # A corpus may hold millions of texts, so they are read from disk one by one.
+    _, _, columns = tables[0]
+    corpus = concatenate_datasets([_select(rows, columns) for _, rows, _ in tables])
+    joined = corpus.with_transform(lambda batch: {columns[-1]: _texts(batch, columns)})
+    return cast(Sequence[str], joined[columns[-1]])
 
 
 def published(task: AbsTask) -> list[TextStatistics]:
@@ -118,33 +112,35 @@ def _published(task: AbsTask, stats: dict[str, Any]) -> Iterator[TextStatistics]
             yield TextStatistics(side, drawn, drawn, mean)
 
 
-def _tables(task: AbsTask, subset: str, split: str) -> Iterator[_Table]:
+def _tables(task: AbsTask) -> Iterator[_Table]:
     """Yield the tables of a loaded task that it encodes."""
-    if isinstance(task, AbsTaskRetrieval):
-        task.convert_v1_dataset_format_to_v2(num_proc=None)
-        data = task.dataset[subset][split]
-        ids = enumerate(data["queries"]["id"])
-        judged = [row for row, id_ in ids if id_ in data["relevant_docs"]]
-        yield "query", data["queries"].select(judged), ("text", "instruction")
-        yield "document", data["corpus"], ("title", "text")
-        return
-    columns: tuple[Any, ...]
-    if isinstance(task, AbsTaskClassification):
-        _, train, columns = _train_table(task, subset)
-        drawn = _drawn(task, len(set(train[task.label_column_name])))
-        yield "text", train.select(range(min(len(train), drawn))), columns
-    elif isinstance(task, AbsTaskClusteringLegacy):
-        columns = (task.input_column_name,)
-    elif isinstance(task, AbsTaskPairClassification):
-        columns = (task.input1_column_name, task.input2_column_name)
-    elif isinstance(task, AbsTaskSTS):
-        columns = task.column_names[:2]
-    elif isinstance(task, AbsTaskSummarization):
-        columns = (task.human_summaries_column_name, task.machine_summaries_column_name)
-    else:
-        raise DataError(f"{task.metadata.name}: texts of {task.metadata.type} cannot be counted")
-    for column in columns:
-        yield "text", _splits(task, subset)[split], (str(column),)
+    for subset, split in product(task.hf_subsets, task.eval_splits):
+        if isinstance(task, AbsTaskRetrieval):
+            task.convert_v1_dataset_format_to_v2(num_proc=None)
+            data = task.dataset[subset][split]
+            ids = enumerate(data["queries"]["id"])
+            judged = [row for row, id_ in ids if id_ in data["relevant_docs"]]
+            yield "query", data["queries"].select(judged), ("text", "instruction")
+            yield "document", data["corpus"], ("title", "text")
+            continue
+        rows = _splits(task, subset)[split]
+        columns: tuple[Any, ...]
+        if isinstance(task, AbsTaskClassification):
+            _, train, columns = _train_table(task, subset)
+            drawn = _drawn(task, len(set(train[task.label_column_name])))
+            yield "text", train.select(range(min(len(train), drawn))), columns
+        elif isinstance(task, AbsTaskClusteringLegacy):
+            columns = (task.input_column_name,)
+        elif isinstance(task, AbsTaskPairClassification):
+            columns = (task.input1_column_name, task.input2_column_name)
+        elif isinstance(task, AbsTaskSTS):
+            columns = task.column_names[:2]
+        elif isinstance(task, AbsTaskSummarization):
+            columns = (task.human_summaries_column_name, task.machine_summaries_column_name)
+        else:
+            type_ = task.metadata.type
+            raise DataError(f"{task.metadata.name}: texts of {type_} cannot be counted")
+        yield from (("text", rows, (str(column),)) for column in columns)
 
 
 def _train_table(task: AbsTaskClassification, subset: str) -> _Table:
@@ -160,33 +156,17 @@ def _drawn(task: AbsTaskClassification, labels: int) -> int:
     return task.n_experiments * task.samples_per_label * labels
 
 
-def _cell_texts(cells: Iterable[Any], columns: tuple[str, ...]) -> list[str]:
-    """Return the texts of a row: one that joins several columns as mteb does, or those of a cell.
+def _select(rows: Dataset, columns: Sequence[str]) -> Dataset:
+    return rows.select_columns([column for column in columns if column in rows.column_names])
 
-    A cell holds a list of texts in some data sets.
+
+def _texts(rows: Any, columns: Sequence[str]) -> list[str]:
+    """Return one text of each row, which joins several columns as mteb does, or those of a column.
+
+    A cell of a single column holds a list of texts in some data sets.
     """
     if len(columns) > 1:
-        return [" ".join(cell for cell in cells if cell).strip()]
-    (cell,) = cells
-    return [cell] if isinstance(cell, str) else list(cell)
-
-
-class _Rows(Sequence[str]):
-    """Texts that are read from disk one by one, since a corpus may hold millions."""
-
-    def __init__(self, tables: Sequence[_Table]) -> None:
-        _, _, self._columns = tables[0]
-        self._rows = concatenate_datasets(
-            [
-                rows.select_columns([name for name in columns if name in rows.column_names])
-                for _, rows, columns in tables
-            ]
-        )
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        row = self._rows[int(index)]
-        (text,) = _cell_texts((row.get(column) for column in self._columns), self._columns)
-        return text
+        present = [rows[column] for column in columns if column in rows]
+        return [" ".join(filter(None, cells)).strip() for cells in zip(*present, strict=True)]
+    cells = rows[columns[0]]
+    return [text for cell in cells for text in ([cell] if isinstance(cell, str) else cell)]
