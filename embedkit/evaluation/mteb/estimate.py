@@ -2,15 +2,16 @@
 
 import heapq
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
 from mteb.abstasks.abstask import AbsTask
 from numpy.typing import NDArray
-from rich.table import Table
+from rich.table import Column, Table
 
 from embedkit.errors import DataError
 from embedkit.evaluation.encoding.vector_cache import keys_of
@@ -23,7 +24,6 @@ from embedkit.evaluation.summary import as_text
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.tokens.tokenizer import Tokenize
-from embedkit.training.flops import wait
 
 _SAMPLE = 128
 """Number of texts of each side of a task that are tokenized."""
@@ -67,10 +67,9 @@ class Estimate:
         return sum(task.tokens for task in self.tasks) / self.tokens_per_second
 
     def table(self) -> Table:
-        table = Table(title=f"{self.model}: to encode at {self.tokens_per_second:,.0f} tokens/s")
-        table.add_column("task")
-        for column in ("texts", "unique", "to encode", "tokens", "time"):
-            table.add_column(column, justify="right")
+        title = f"{self.model}: to encode at {self.tokens_per_second:,.0f} tokens/s"
+        counts = ("texts", "unique", "to encode", "tokens", "time")
+        table = Table("task", *(Column(name, justify="right") for name in counts), title=title)
         for task in self.tasks:
             table.add_row(task.name + ("" if task.read else " *"), *self._cells([task]))
         table.add_section()
@@ -114,7 +113,8 @@ def estimate(
         data_dir: folder that mteb's tasks read instead of the hub: see ``with_local_data``.
         context_documents: size of each context of a contextual model, for the record.
     """
-    counter = _Counter(model)
+    counter, default = _Counter(model), model.default_prompt_name
+    contextual = isinstance(model, Contextual)
     parts = [part for task in tasks for part in leaves(task)]
     estimates: list[TaskEstimate] = []
     unknown: dict[str, str] = {}
@@ -122,13 +122,9 @@ def estimate(
         for part in parts:
             name = part.metadata.name
             progress.update(progress.task_ids[0], description=name)
-            prompts = resolve_prompts(
-                part,
-                model.prompts,
-                instructions,
-                default=model.default_prompt_name,
-                contextual=isinstance(model, Contextual),
-            ).by_side
+            prompts, _ = resolve_prompts(
+                part, model.prompts, instructions, default=default, contextual=contextual
+            )
             try:
                 local = with_local_data(part, data_dir)
                 readable = local.data_loaded or local is not part
@@ -141,48 +137,34 @@ def estimate(
     return Estimate(model.name, estimates, unknown, speed, context_documents)
 
 
-@dataclass
-class _Side:
-    """The texts of one task after one prompt."""
-
-    texts: int = 0
-    keys: list[NDArray[np.uint64]] = field(default_factory=list)
-    sample: dict[int, str] = field(default_factory=dict)
-    """Texts of the smallest hashes, which are a random choice of the distinct ones."""
-
-    def add(self, texts: list[str]) -> None:
-        keys = keys_of(texts)[:, 0]
-        self.texts += len(texts)
-        self.keys.append(np.unique(keys))
-        known = self.sample | dict(zip(keys.tolist(), texts, strict=True))
-        self.sample = dict(heapq.nsmallest(_SAMPLE, known.items()))
-
-
 class _Counter:
     """Counts the texts of one task after the other, and recalls those of earlier tasks."""
 
     def __init__(self, model: EmbeddingModel) -> None:
         self._model, self._tokenize = model, Tokenize(model.tokenizer)
-        self._seen: dict[str, list[NDArray[np.uint64]]] = {}
+        self._seen: dict[str, NDArray[np.uint64]] = defaultdict(lambda: np.empty(0, np.uint64))
         self._samples: list[tuple[str, list[str]]] = []
 
     def read(self, task: AbsTask, prompts: Mapping[str, str]) -> TaskEstimate:
-        sides: dict[str, _Side] = {}
-        for name, texts in texts_of(task):
-            sides.setdefault(prompts[name], _Side()).add(texts)
-        unique = new = tokens = 0
-        for prompt, side in sides.items():
-            keys = np.unique(np.concatenate(side.keys))
+        count = unique = new = tokens = 0
+        hashes: dict[str, list[NDArray[np.uint64]]] = defaultdict(list)
+        # The texts of the smallest hashes are a random choice of the distinct ones.
+        samples: dict[str, dict[int, str]] = defaultdict(dict)
+        for side, texts in texts_of(task):
+            prompt, keys = prompts[side], keys_of(texts)[:, 0]
+            count += len(texts)
+            hashes[prompt].append(np.unique(keys))
+            known = samples[prompt] | dict(zip(keys.tolist(), texts, strict=True))
+            samples[prompt] = dict(heapq.nsmallest(_SAMPLE, known.items()))
+        for prompt, found in hashes.items():
+            keys = np.unique(np.concatenate(found))
             unique += len(keys)
-            seen = self._seen.setdefault(prompt, [])
-            for earlier in seen:
-                keys = np.setdiff1d(keys, earlier, assume_unique=True)
-            seen.append(keys)
+            keys = np.setdiff1d(keys, self._seen[prompt], assume_unique=True)
+            self._seen[prompt] = np.concatenate([self._seen[prompt], keys])
             new += len(keys)
-            sample = list(side.sample.values())
+            sample = list(samples[prompt].values())
             tokens += round(len(keys) * self._tokens(prompt, sample) / len(sample))
             self._samples.append((prompt, sample))
-        count = sum(side.texts for side in sides.values())
         return TaskEstimate(task.metadata.name, count, unique, new, tokens, read=True)
 
     def published(self, task: AbsTask, prompts: Mapping[str, str]) -> TaskEstimate:
@@ -206,7 +188,6 @@ class _Counter:
         # Each sample is repeated until it fills a batch.
         batches = [(prompt, [*islice(cycle(texts), _BATCH)]) for prompt, texts in self._samples]
         for number, (prompt, texts) in enumerate(cycle(batches)):
-            wait(model.device)
             began = time.perf_counter()
             model.encode(texts, prompt=prompt, context=context)
             seconds = time.perf_counter() - began

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,7 +17,6 @@ import mteb
 import numpy as np
 from mteb.abstasks.abstask import AbsTask
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
-from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.cache import ResultCache
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.similarity_functions import cos_sim, pairwise_cos_sim
@@ -27,7 +26,7 @@ from embedkit.errors import UserError
 from embedkit.evaluation.encoding.encoders import TextEncoder
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb.mirror import with_local_data
-from embedkit.evaluation.mteb.task_prompts import Origin, Prompts, resolve_prompts
+from embedkit.evaluation.mteb.task_prompts import Origin, resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves
 from embedkit.evaluation.mteb.text_statistics import corpus_of
 from embedkit.evaluation.progress import print_line, progress_of, quiet_libraries
@@ -83,7 +82,7 @@ def evaluate(
             print_line(progress.console, f"{name}: {outcome}")
             progress.advance(progress.task_ids[0])
     types = {task.metadata.name: str(task.metadata.type) for task in tasks}
-    versions = {name: _version(name) for name in ("embedkit-neobert", "mteb", "torch")}
+    versions = {name: version(name) for name in ("embedkit-neobert", "mteb", "torch")}
     summary = Summary(wrapped.name, identity, dtype, types, scores, failed, versions)
     summary.write(output / "summary.json")
     return summary
@@ -104,25 +103,26 @@ class _Scorer:
         if isinstance(task, AbsTaskAggregate):
             return self._score_parts(task)
         task = with_local_data(task, self.data_dir)
-        prompts = resolve_prompts(
-            task,
-            self.encoder.prompts,
-            self.instructions,
-            default=self.encoder.default_prompt_name,
-            contextual=isinstance(self.encoder, ContextualEncoder),
-        )
         loaded = task.data_loaded
         try:
-            return self._score(task, prompts)
+            return self._score(task)
         finally:
             if task.data_loaded and not loaded:
                 task.unload_data()
 
-    def _score(self, task: AbsTask, prompts: Prompts) -> TaskScore:
-        metadata = task.metadata
-        encoder, identity, contexts = self.wrapped, self.identity, {}
+    def _score(self, task: AbsTask) -> TaskScore:
+        metadata, encoder, identity = task.metadata, self.wrapped, self.identity
+        stored, default = encoder.prompts, encoder.default_prompt_name
+        contextual = isinstance(self.encoder, ContextualEncoder)
+        prompts, origin = resolve_prompts(
+            task, stored, self.instructions, default=default, contextual=contextual
+        )
+        # mteb finds a result by the model's name and revision alone, whatever the prompts and the
+        # revision of the data.
+        data = [metadata.revision, list(task.eval_splits), list(task.hf_subsets)]
+        contexts = {}
         if isinstance(self.encoder, ContextualEncoder):
-            context = self.encoder.frozen or self._draw(self.encoder, task, prompts.by_side)
+            context = self.encoder.frozen or self._draw(self.encoder, task, prompts, data)
             encoder = self.around(self.encoder.within(context))
             identity = encoder.identity
             contexts[metadata.name] = {
@@ -131,11 +131,7 @@ class _Scorer:
                 "seed": context.seed,
                 "hash": context.hash,
             }
-        # mteb finds a result by the model's name and revision alone, whatever the prompts and the
-        # revision of the data.
-        data = [metadata.revision, task.eval_splits, task.hf_subsets]
-        revision = sha256_of_json([identity, prompts.by_side, *data])
-        model = _MtebEncoder(encoder, revision, prompts.by_side)
+        model = _MtebEncoder(encoder, sha256_of_json([identity, prompts, *data]), prompts)
         _delete_if_torn(self.cache.get_task_result_path(metadata.name, model.mteb_model_meta))
         # The bar would be mteb's; the batch size is only how many texts its loader hands over.
         results = mteb.evaluate(
@@ -158,23 +154,22 @@ class _Scorer:
             type=str(metadata.type),
             metric=metadata.main_score,
             score=round(score, 6),  # As in mteb's files, so that a kept score equals a fresh one.
-            prompts=prompts.by_side,
+            prompts=prompts,
             seconds=result.evaluation_time,
             revision=metadata.revision,
             splits=tuple(task.eval_splits),
             contexts=contexts,
-            prompt_origin=prompts.origin,
+            prompt_origin=origin,
         )
 
     def _draw(
-        self, encoder: ContextualEncoder, task: AbsTask, prompts: Mapping[str, str]
+        self, encoder: ContextualEncoder, task: AbsTask, prompts: Mapping[str, str], data: list[Any]
     ) -> Context:
         """Draw a context from the task, whose data stay loaded, or read the one that was drawn."""
         prompt = prompts["document"] if "document" in prompts else prompts["text"]
-        source = [task.metadata.revision, list(task.eval_splits), list(task.hf_subsets)]
-        key = sha256_of_json([encoder.identity, prompt, *source])
-        name = f"{task.metadata.name}-{key[:16]}.safetensors"
-        path = self.cache.cache_path / "contexts" / name
+        key = sha256_of_json([encoder.identity, prompt, *data])
+        file = f"{task.metadata.name}-{key[:16]}.safetensors"
+        path = self.cache.cache_path / "contexts" / file
         with suppress(UserError):  # The file is not there, or was cut short.
             return Context.load(path)
         context = encoder.build_context(corpus_of(task), prompt)
@@ -187,8 +182,7 @@ class _Scorer:
         mteb would keep the aggregate's result, and once a part has failed it keeps "no score" and
         does not try again.
         """
-        parts: list[TaskScore] = []
-        failed: list[str] = []
+        parts, failed = list[TaskScore](), list[str]()
         for part in leaves(task):
             try:
                 parts.append(self.score(part))
@@ -227,16 +221,7 @@ class _MtebEncoder:
             }
         )
 
-    def encode(
-        self,
-        inputs: Any,
-        *,
-        task_metadata: TaskMetadata,
-        hf_split: str,
-        hf_subset: str,
-        prompt_type: PromptType | None = None,
-        **_: Any,
-    ) -> np.ndarray:
+    def encode(self, inputs: Any, *, prompt_type: PromptType | None = None, **_: Any) -> np.ndarray:
         """Embed each distinct text once, since 98 % of MindSmallReranking's queries are repeats."""
         row_of: dict[str, int] = {}
         rows = [row_of.setdefault(text, len(row_of)) for batch in inputs for text in batch["text"]]
@@ -261,10 +246,3 @@ def _reason(error: Exception) -> str:
     out_of_reach = isinstance(error, ConnectionError)
     remedy = "; --data-dir reads a copy of the hub's data sets" if out_of_reach else ""
     return f"{type(error).__name__}: {first}{remedy}"
-
-
-def _version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "not installed"

@@ -87,14 +87,11 @@ def published(task: AbsTask) -> list[TextStatistics]:
     known: Any = task.metadata.descriptive_stats
     if not known:
         raise DataError(f"{task.metadata.name}: mteb publishes no statistics of its texts")
-    return [
-        statistics
-        for split in task.eval_splits
-        for subset in task.hf_subsets
-        for statistics in _published(
-            task, known[split].get("hf_subset_descriptive_stats", {}).get(subset, known[split])
-        )
-    ]
+    found: list[TextStatistics] = []
+    for split, subset in product(task.eval_splits, task.hf_subsets):
+        subsets = known[split].get("hf_subset_descriptive_stats", {})
+        found += _published(task, subsets.get(subset, known[split]))
+    return found
 
 
 def _published(task: AbsTask, stats: dict[str, Any]) -> Iterator[TextStatistics]:
