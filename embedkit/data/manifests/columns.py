@@ -1,18 +1,22 @@
-"""Parses the two small languages of a manifest: column paths and row filters."""
+"""Columns of rows: paths to their values, filters on them, and the parts that they play."""
 
 import operator
 import re
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Self
 
+from pydantic import AfterValidator, BeforeValidator, model_validator
+
+from embedkit.config import Section
 from embedkit.errors import DataError
 
 _PATH = re.compile(r"[^.\[\]]+(?:\.[^.\[\]]+|\[-?\d+\]|\[\])*")
 _STEP = re.compile(r"([^.\[\]]+)|\[(-?\d*)\]")
+_EACH = None
 _FILTER = re.compile(r"\s*(?P<path>.+?)\s*(?P<operator>==|!=|<=|>=|<|>)\s*(?P<literal>.+?)\s*")
-_OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
+_OPERATORS = {
     "==": operator.eq,
     "!=": operator.ne,
     "<=": operator.le,
@@ -20,7 +24,7 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-_EACH = None
+_NEGATIVES = re.compile(r"negatives|negative(?:_\d+)?")
 
 
 class ColumnPath:
@@ -37,11 +41,8 @@ class ColumnPath:
         self._steps = [
             name or (int(index) if index else _EACH) for name, index in _STEP.findall(text)
         ]
-
-    @property
-    def column(self) -> str:
+        self.column = str(self._steps[0])
         """The column that the path starts in, unless one has the whole path as its name."""
-        return str(self._steps[0])
 
     def __call__(self, row: Mapping[str, Any]) -> Any:
         if self.text in row:
@@ -66,37 +67,32 @@ class ColumnPath:
     def mark_in(self, row: Mapping[str, Any], remedy: str) -> str | None:
         """Return a text or a whole number as text; an error says ``remedy``."""
         value = self(row)
-        if value is None or isinstance(value, str | int):
+        if isinstance(value, str | int | None):
             return None if value is None else str(value)
         raise DataError(
             f"{self.text} is {value!r:.60}, neither text nor a whole number: correct {remedy}"
         )
 
     def _text(self, value: Any, verb: str) -> str:
-        if value is None:
-            return ""
-        if not isinstance(value, str):
+        if not isinstance(value, str | None):
             raise DataError(
                 f"{self.text} {verb} {value!r:.60}, not text: correct [columns] or the data"
             )
-        return value if value.strip() else ""
+        return value if value and value.strip() else ""
 
     def _follow(self, value: Any, depth: int) -> Any:
         if value is None or depth == len(self._steps):
             return value
         step = self._steps[depth]
-        if isinstance(step, str):
-            if not isinstance(value, dict):
-                raise DataError(f"{self.text}: expected a table, found {_short(value)}")
-            if step not in value:
-                raise DataError(f"{self.text}: no field {step!r} (there are {_listed(value)})")
-            return self._follow(value[step], depth + 1)
-        if not isinstance(value, list):
-            raise DataError(f"{self.text}: expected a list, found {_short(value)}")
+        kind, name = (dict, "table") if isinstance(step, str) else (list, "list")
+        if not isinstance(value, kind):
+            raise DataError(f"{self.text}: expected a {name}, found {_short(value)}")
         if step is _EACH:
             return [self._follow(element, depth + 1) for element in value]
-        inside = -len(value) <= step < len(value)
-        return self._follow(value[step], depth + 1) if inside else None
+        if isinstance(step, str) and step not in value:
+            raise DataError(f"{self.text}: no field {step!r} (there are {_listed(value)})")
+        outside = isinstance(step, int) and not -len(value) <= step < len(value)
+        return None if outside else self._follow(value[step], depth + 1)
 
 
 class RowFilter:
@@ -120,16 +116,106 @@ class RowFilter:
 
     def __call__(self, row: Mapping[str, Any]) -> bool:
         value = self.path(row)
-        if value is None:
-            return False
         try:
             if isinstance(value, str) and isinstance(self._literal, int | float):
                 value = float(value)
-            return self._holds(value, self._literal)
+            return value is not None and bool(self._holds(value, self._literal))
         except (TypeError, ValueError):
             raise DataError(
                 f"{_short(value)} cannot be compared in the filter {self.text}"
             ) from None
+
+
+def _tuple(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    return (value,) if isinstance(value, str) else value
+
+
+_OneOrMore = BeforeValidator(_tuple, json_schema_input_type=str | list[str])
+Names = Annotated[tuple[str, ...], _OneOrMore]
+PathText = Annotated[str, AfterValidator(lambda text: ColumnPath(text).text)]
+PathTexts = Annotated[tuple[PathText, ...], _OneOrMore]
+FilterText = Annotated[str, AfterValidator(lambda text: RowFilter(text).text)]
+
+
+class TextColumns(Section):
+    """Paths to the values of a row that make its text: ``a``, ``a.b``, ``a[0]``, ``a[].b``."""
+
+    text: PathTexts = ("text",)
+    """One or several paths to the text. Several texts are joined, each on a line of its own; empty
+    ones are left out."""
+    concept: PathText | None = None
+    """Path to the concept that the row is about. Concepts are held out whole."""
+
+    @model_validator(mode="after")
+    def _some_text(self) -> Self:
+        if not self.text:
+            raise ValueError("text names no column")
+        return self
+
+
+class Columns(Section):
+    """Paths to the values that play each part in a pair: ``a``, ``a.b``, ``a[0]``, ``a[].b``.
+
+    For a part that is not named here, the columns that are called like it are taken.
+    """
+
+    query: PathTexts = ("query",)
+    """One or several paths to the query. Several texts are joined by a space; empty ones are left
+    out."""
+    positive: PathTexts = ("positive",)
+    """One or several paths to the positive. Several texts are joined as those of ``query``; a
+    single path with ``[]`` gives several texts, which make a row each."""
+    negatives: PathTexts = ()
+    """One or several paths to the hard negatives: texts, or lists of texts of any length."""
+    label: PathText | None = None
+    """Path to the label. Rows of one label are never negatives of each other."""
+    concept: PathText | None = None
+    """Path to the concept that the row is about. Concepts are held out whole."""
+    negative_concepts: PathTexts = ()
+    """Paths to the concepts that ``negatives`` are about, so that none speaks of a held-out
+    concept."""
+    topic: PathText | None = None
+    """Path to the topic that a held-out classification task predicts. Training never sees it."""
+    score: PathText | None = None
+    """Path to a number that says how well query and positive match. It is never recognised by its
+    name, since only a loss that goes by scores may train on it."""
+
+    @model_validator(mode="after")
+    def _some_text(self) -> Self:
+        if not self.query or not self.positive:
+            raise ValueError("query and positive name a column each, or several")
+        if "negatives" in self.model_fields_set and not self.negatives:
+            raise ValueError(
+                'negatives names no column: leave it out, or for none set ignore = ["negatives"]'
+            )
+        return self
+
+    def paths(self) -> dict[str, tuple[str, ...]]:
+        """Return the paths of every part that a column plays."""
+        return {role: _tuple(paths) for role, paths in self if paths}
+
+    def with_recognised(self, names: Iterable[str]) -> Self:
+        """Return these columns and those of ``names`` that are called like a part not named yet."""
+        names = set(names)
+        marks = {"label", "concept", "topic"} & names
+        recognised: dict[str, Any] = {mark: mark for mark in marks if getattr(self, mark) is None}
+        negatives = self.negatives or tuple(sorted(filter(are_negatives, names), key=_order))
+        recognised["negatives"] = negatives
+        if negatives and not self.negative_concepts and "negative_concepts" in names:
+            recognised["negative_concepts"] = ("negative_concepts",)
+        return self.model_copy(update=recognised)
+
+
+def are_negatives(name: str) -> bool:
+    """Whether a column of this name is taken for negatives."""
+    return _NEGATIVES.fullmatch(name) is not None
+
+
+def _order(name: str) -> tuple[bool, int]:
+    """Sort ``negatives``, ``negative``, ``negative_1``, ``negative_2``, ``negative_10``."""
+    return name != "negatives", int(name.rpartition("_")[2]) if "_" in name else -1
 
 
 def _flat(value: Any) -> Iterator[Any]:

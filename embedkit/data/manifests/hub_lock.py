@@ -34,15 +34,13 @@ def update(path: Path, ids: Iterable[str], *, upgrade: bool = False) -> dict[str
     A locked commit stays, unless ``upgrade`` asks for the newest. The file is written at the end.
 
     Raises:
-        DataError: the hub cannot be reached.
-        UserError: the file cannot be written.
+        UserError: the hub cannot be reached, or the file cannot be written.
     """
     commits = _read(path)
     commits |= {id_: newest(id_) for id_ in ids if upgrade or id_ not in commits}
     commits = dict(sorted(commits.items()))
-    lines = f"# Written by embedkit data lock.\n{tomli_w.dumps({'commits': commits})}"
     try:
-        write_text(path, lines)
+        write_text(path, f"# Written by embedkit data lock.\n{tomli_w.dumps({'commits': commits})}")
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     return commits
@@ -51,16 +49,14 @@ def update(path: Path, ids: Iterable[str], *, upgrade: bool = False) -> dict[str
 def lock_sources(names: Sequence[str] = (), *, upgrade: bool = False) -> dict[str, str]:
     """Pin the hub's data sets that manifests leave open at their newest commits.
 
+    Returns the commits of all data sets in the lock of the shipped manifests, by id, as ``update``.
+
     Args:
         names: names of manifests, or their paths; by default all that come with embedkit.
         upgrade: also ask for the newest commits of what is pinned already.
 
-    Returns:
-        The commit of every data set that is pinned now, by its id.
-
     Raises:
-        UserError: there is no such manifest, the hub cannot be reached, or the file of commits
-            cannot be written.
+        UserError: there is no such manifest, or as for ``update``.
     """
     sources = [load_any_manifest(name).source for name in names or shipped_names()]
     ids = [source.id for source in sources if isinstance(source, HubSource) and not source.revision]

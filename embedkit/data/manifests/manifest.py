@@ -4,14 +4,13 @@ A manifest describes text if it has the key ``columns.text``, and pairs otherwis
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from embedkit.config import Section, find, names_in, read_toml, shipped, validated
-from embedkit.data.manifests.columns import ColumnPath, RowFilter
-from embedkit.data.manifests.roles import Columns, Names, TextColumns
+from embedkit.data.manifests.columns import ColumnPath, Columns, FilterText, Names, TextColumns
 from embedkit.data.manifests.sources import Source
 from embedkit.errors import UserError
 
@@ -71,7 +70,7 @@ class TextHeldOut(Section):
 class RowDescription(Section):
     """Settings that choose the rows of a source that become examples: pairs or documents."""
 
-    filter: Annotated[str, AfterValidator(lambda text: RowFilter(text).text)] | None = None
+    filter: FilterText | None = None
     """Only the rows for which this condition holds are kept, e.g. ``score > 4``."""
     drop_empty: bool = False
     """Rows without text, or without query or positive, are left out. Otherwise such a row is an
@@ -108,13 +107,9 @@ class Description(RowDescription):
     """Documents are cut to this many tokens, in place of the recipe's number."""
 
     @model_validator(mode="after")
-    def _label_alone(self) -> Self:
+    def _columns_agree(self) -> Self:
         if self.same_label and self.columns.model_fields_set != {"query", "label"}:
             raise ValueError("same_label needs columns.query and columns.label, and no others")
-        return self
-
-    @model_validator(mode="after")
-    def _named_or_ignored(self) -> Self:
         for role, paths in self.columns.paths().items():
             for path in paths:
                 both = {path, ColumnPath(path).column}.intersection(self.ignore)
@@ -176,12 +171,14 @@ class Manifest(Description, Located):
 
     @model_validator(mode="after")
     def _columns_for_what_is_asked(self) -> Self:
+        if self.held_out is None:
+            return self
         columns = self.columns
-        if self.held_out and columns.concept is None:
+        if columns.concept is None:
             raise ValueError("held_out needs columns.concept, which tells what a row is about")
-        if self.held_out and columns.negatives and not columns.negative_concepts:
+        if columns.negatives and not columns.negative_concepts:
             raise ValueError("held_out with columns.negatives needs columns.negative_concepts")
-        types = {task.type for task in self.held_out.tasks} if self.held_out else set()
+        types = {task.type for task in self.held_out.tasks}
         if "classification+clustering" in types and columns.topic is None:
             raise ValueError("a classification+clustering task needs columns.topic")
         return self
@@ -194,21 +191,21 @@ class TextManifest(TextDescription, Located):
 def load_manifest(name: str) -> Manifest:
     """Read the manifest of pairs called ``name``: a path, or a name under ``data_manifests/``."""
     manifest = load_any_manifest(name)
-    if isinstance(manifest, TextManifest):
-        path = find(FOLDER, name)
-        raise UserError(f"{path}: describes text for pretraining; what is asked for is pairs")
-    return manifest
+    if isinstance(manifest, Manifest):
+        return manifest
+    path = find(FOLDER, name)
+    raise UserError(f"{path}: describes text for pretraining; what is asked for is pairs")
 
 
 def load_text_manifest(name: str) -> TextManifest:
     """Read the manifest of text called ``name``: a path, or a name under ``data_manifests/``."""
     manifest = load_any_manifest(name)
-    if isinstance(manifest, Manifest):
-        raise UserError(
-            f"{name}: describes pairs; what is asked for is text, whose manifest says which "
-            "columns make it: columns.text"
-        )
-    return manifest
+    if isinstance(manifest, TextManifest):
+        return manifest
+    raise UserError(
+        f"{name}: describes pairs; what is asked for is text, whose manifest says which columns "
+        "make it: columns.text"
+    )
 
 
 def load_any_manifest(name: str) -> Manifest | TextManifest:
@@ -237,5 +234,5 @@ def shipped_names() -> list[str]:
 def shipped_tables() -> list[tuple[str, dict[str, Any]]]:
     """Return name and tables of every manifest that comes with embedkit, by name."""
     folder = shipped(FOLDER)
-    tables = {name: read_toml(folder / f"{name}.toml") for name in names_in(folder)}
-    return sorted((name, table) for name, table in tables.items() if "source" in table)
+    files = [(name, read_toml(folder / f"{name}.toml")) for name in sorted(names_in(folder))]
+    return [(name, tables) for name, tables in files if "source" in tables]

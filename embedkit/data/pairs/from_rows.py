@@ -7,9 +7,8 @@ from itertools import zip_longest
 from math import isfinite
 
 from embedkit.data.concepts import held_out_share, is_held_out
-from embedkit.data.manifests.columns import ColumnPath, RowFilter
+from embedkit.data.manifests.columns import ColumnPath, Columns, RowFilter
 from embedkit.data.manifests.manifest import Description
-from embedkit.data.manifests.roles import Columns
 from embedkit.data.pairs import same_label
 from embedkit.data.pairs.layout import ColumnLayout
 from embedkit.data.sources.rows import Row, RowStream, convert

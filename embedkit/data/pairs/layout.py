@@ -9,9 +9,8 @@ from typing import Self
 
 from embedkit import distributed
 from embedkit.data.concepts import held_out_share
-from embedkit.data.manifests.columns import ColumnPath, RowFilter
+from embedkit.data.manifests.columns import ColumnPath, Columns, RowFilter, are_negatives
 from embedkit.data.manifests.manifest import Description
-from embedkit.data.manifests.roles import Columns, are_negatives
 from embedkit.errors import DataError
 
 _FILE = "layout.json"

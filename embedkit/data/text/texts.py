@@ -11,14 +11,13 @@ import pyarrow.parquet as pq
 
 from embedkit.config import validated
 from embedkit.data import concepts
-from embedkit.data.manifests.columns import ColumnPath, RowFilter
+from embedkit.data.manifests.columns import ColumnPath, RowFilter, TextColumns
 from embedkit.data.manifests.manifest import (
     Options,
     TextDescription,
     TextManifest,
     load_text_manifest,
 )
-from embedkit.data.manifests.roles import TextColumns
 from embedkit.data.manifests.sources import File, FilesSource, Source
 from embedkit.data.sources import open_source
 from embedkit.data.sources.open_source import OpenedSource

@@ -6,9 +6,8 @@ from embedkit_cli.data import app
 from support.manifests import shipped_manifests, shipped_text_manifests
 from typer.testing import CliRunner
 
-from embedkit.data.manifests.columns import ColumnPath, RowFilter
+from embedkit.data.manifests.columns import ColumnPath, Columns, RowFilter
 from embedkit.data.manifests.manifest import Manifest, load_manifest
-from embedkit.data.manifests.roles import Columns
 from embedkit.data.manifests.sources import HubSource
 from embedkit.errors import DataError, UserError
 
