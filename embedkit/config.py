@@ -46,21 +46,18 @@ def find(
     Args:
         folder: shipped folder, ``recipes`` or ``data_manifests``.
         name: path that ends in ``.toml``, or name under ``folder`` without ``.toml``.
-        known: function that returns the names to suggest instead of an unknown one; by default all
-            names in the folder.
+        known: returns the names to suggest for an unknown one; by default all in the folder.
         listed_by: command that prints the known names, if they are too many for a line.
 
     Raises:
         UserError: there is no such file.
     """
-    if name.endswith(".toml"):
-        path = Path(expand(name))
-        if path.is_file():
-            return path
-        raise UserError(f"{name}: no such file")
-    path = shipped(folder) / f"{name}.toml"
+    is_path = name.endswith(".toml")
+    path = Path(expand(name)) if is_path else shipped(folder) / f"{name}.toml"
     if path.is_file():
         return path
+    if is_path:
+        raise UserError(f"{name}: no such file")
     names = sorted(known() if known else names_in(shipped(folder)))
     near = difflib.get_close_matches(name, names, n=3)
     offers = [f"did you mean {', '.join(near)}?"] if near else []

@@ -11,7 +11,7 @@ from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.pairs.records import Records, open_manifest
 from embedkit.errors import ArgumentError, DataError, UserError
 from embedkit.recipe import Recipe
-from embedkit.recipe.mixtures import manifests_of, weights_of
+from embedkit.recipe.training_settings import manifests_of, weights_of
 
 
 @dataclass(frozen=True, slots=True)

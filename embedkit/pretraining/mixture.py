@@ -18,7 +18,7 @@ from embedkit.data.text.texts import Texts
 from embedkit.data.text.tokenized import Tokenized, prepare
 from embedkit.errors import DataError, UserError
 from embedkit.recipe import PretrainRecipe, TextData
-from embedkit.recipe.mixtures import manifests_of, weights_of
+from embedkit.recipe.training_settings import manifests_of, weights_of
 from embedkit.tokens.vocabulary import Vocabulary
 
 _COUNTED = 2**24

@@ -14,7 +14,6 @@ from embedkit.recipe.load_recipes import load_any_recipe as load_any_recipe
 from embedkit.recipe.load_recipes import load_pretrain_recipe as load_pretrain_recipe
 from embedkit.recipe.load_recipes import load_recipe as load_recipe
 from embedkit.recipe.load_recipes import show_recipes as show_recipes
-from embedkit.recipe.mixtures import Mix as Mix
 from embedkit.recipe.pair_objectives import Contrastive as Contrastive
 from embedkit.recipe.pair_objectives import InContext as InContext
 from embedkit.recipe.pair_objectives import InfoNCE as InfoNCE
@@ -29,6 +28,7 @@ from embedkit.recipe.pretrain_recipe import Text as Text
 from embedkit.recipe.pretrain_recipe import TextData as TextData
 from embedkit.recipe.training_settings import Checkpoints as Checkpoints
 from embedkit.recipe.training_settings import Logging as Logging
+from embedkit.recipe.training_settings import Mix as Mix
 from embedkit.recipe.training_settings import Optim as Optim
 from embedkit.recipe.training_settings import RecipeT as RecipeT
 from embedkit.recipe.training_settings import Training as Training

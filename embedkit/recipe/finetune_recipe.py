@@ -16,7 +16,6 @@ from embedkit.config import Section, validated
 from embedkit.errors import UserError
 from embedkit.recipe import extensions
 from embedkit.recipe.contextual_config import ContextualConfig
-from embedkit.recipe.mixtures import Mix, weights_of
 from embedkit.recipe.pair_objectives import (
     AnyPairObjective,
     Contrastive,
@@ -24,7 +23,7 @@ from embedkit.recipe.pair_objectives import (
     InfoNCE,
     PairObjective,
 )
-from embedkit.recipe.training_settings import Training
+from embedkit.recipe.training_settings import Mix, Training, weights_of
 
 POOLINGS = "embedkit.poolings"
 """Entry point group in which other distributions register poolings."""
@@ -81,16 +80,12 @@ class Data(Section):
     """Number of processes that tokenize ahead. 0 tokenizes in the training process."""
 
     @model_validator(mode="after")
-    def _batches_from_a_table(self) -> Self:
+    def _sound_mixture(self) -> Self:
         if self.batches == "contextual" and self.batch_table is None:
             raise ValueError(
                 'batches = "contextual" takes them from a batch_table: make one with embedkit '
                 "cluster --output DIR and name its folder"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _weights_for_all_or_none(self) -> Self:
         weights_of(self.mix)
         names = [mix.manifest for mix in self.mix]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
@@ -199,10 +194,9 @@ class Recipe(Training):
                 f"objective: the recipe sets one already, of kind {self.objective.kind!r}: take "
                 "its [objective] out, or pass none"
             )
-        section = (
-            objective if isinstance(objective, PairObjective) else GivenObjective.around(objective)
-        )
-        return validated(type(self), {**dict(self), "objective": section}, "finetune")
+        if not isinstance(objective, PairObjective):
+            objective = GivenObjective.around(objective)
+        return validated(type(self), {**dict(self), "objective": objective}, "finetune")
 
     @model_validator(mode="before")
     @classmethod
@@ -215,62 +209,55 @@ class Recipe(Training):
         return tables
 
     @model_validator(mode="after")
-    def _a_context_for_two_encoders(self) -> Self:
-        kind, wanted = self.objective.kind, self.objective.needs.context
-        if wanted and self.context is None:
+    def _two_stages_throughout(self) -> Self:
+        kind, embedder, context = self.objective.kind, self.embedder, self.context
+        two_stages = self.objective.needs.context
+        if context is None and not two_stages:
+            return self
+        if context is None:
             raise ValueError(
                 f'objective.kind = "{kind}" needs a [context] table: num_context = 512 is the '
                 "paper's"
             )
-        if not wanted and self.context is not None:
+        if not two_stages:
             raise ValueError(
                 'context: goes with objective.kind = "contextual"; set that, or take the table '
                 "out with --set context="
             )
-        if wanted and self.lora is not None:
+        if self.lora is not None:
             raise ValueError(
                 f'lora: objective.kind = "{kind}" trains all weights of two encoders; leave the '
                 "table out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _an_embedder_of_two_encoders(self) -> Self:
-        if self.context is None:
-            return self
-        if self.embedder.pooling not in (None, "mean"):
+        if embedder.pooling not in (None, "mean"):
             raise ValueError(
-                f'embedder.pooling = "{self.embedder.pooling}": a two-stage model takes the mean; '
+                f'embedder.pooling = "{embedder.pooling}": a two-stage model takes the mean; '
                 "leave it out"
             )
-        if self.embedder.benchmark_prompts:
+        if embedder.benchmark_prompts:
             raise ValueError(
                 "embedder.benchmark_prompts: a two-stage model is told uses of text, not tasks; "
                 "leave it out"
             )
-        pooled, in_context = self.embedder.include_prompt, self.context.include_prompt
-        if pooled is not None and pooled != in_context:
+        if embedder.include_prompt not in (None, context.include_prompt):
+            pooled, other = ("true", "false") if embedder.include_prompt else ("false", "true")
             raise ValueError(
-                f"embedder.include_prompt = {str(pooled).lower()}, but context.include_prompt = "
-                f"{str(in_context).lower()}: set both alike, or leave the first out"
+                f"embedder.include_prompt = {pooled}, but context.include_prompt = {other}: set "
+                "both alike, or leave the first out"
             )
         return self
 
     @model_validator(mode="after")
-    def _a_table_to_filter_by(self) -> Self:
+    def _one_length_and_a_table_to_filter_by(self) -> Self:
         objective = self.objective
         if objective.needs.surrogate_vectors and self.data.batch_table is None:
             setting = f'kind = "{objective.kind}"'
             if isinstance(objective, InfoNCE):
                 setting = f'false_negatives = "{objective.false_negatives}"'
             raise ValueError(
-                f"objective.{setting} goes by the vectors of a "
-                "data.batch_table: make one with embedkit cluster --output DIR and name its folder"
+                f"objective.{setting} goes by the vectors of a data.batch_table: make one with "
+                "embedkit cluster --output DIR and name its folder"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give exactly one of steps and epochs")
         return self

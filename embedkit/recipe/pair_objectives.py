@@ -139,16 +139,12 @@ class InfoNCE(PairObjective):
     equally."""
 
     @model_validator(mode="after")
-    def _margin_of_a_filter(self) -> Self:
+    def _settings_that_agree(self) -> Self:
         if self.margin and self.false_negatives == "off":
             raise ValueError(
                 f'margin = {self.margin}: false_negatives is "off"; set it to "absolute" or '
                 '"relative", or leave the margin out'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _falling_dims(self) -> Self:
         dims, weights = self.matryoshka_dims or (), self.matryoshka_weights
         if list(dims) != sorted(set(dims), reverse=True):
             raise ValueError(

@@ -5,8 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from embedkit.config import Section
-from embedkit.recipe.mixtures import Mix, weights_of
-from embedkit.recipe.training_settings import Training
+from embedkit.recipe.training_settings import Mix, Training, weights_of
 
 
 class Architecture(Section):
