@@ -27,10 +27,15 @@ def rows(path: Path) -> Rows:
     try:
         if path.suffix == ".parquet":
             yield from _parquet(path)
-        else:
-            read = _text_format(path)
-            with _COMPRESSIONS.get(path.suffix, methodcaller("open", "rb"))(path) as stream:
-                yield from read(_lines(stream))
+            return
+        plain = path.with_suffix("") if path.suffix in _COMPRESSIONS else path
+        if plain.suffix not in _TEXT_FORMATS:
+            raise DataError(
+                f"of unknown format: use {', '.join(_TEXT_FORMATS)} "
+                f"(also with {', '.join(_COMPRESSIONS)}) or .parquet"
+            )
+        with _COMPRESSIONS.get(path.suffix, methodcaller("open", "rb"))(path) as stream:
+            yield from _TEXT_FORMATS[plain.suffix](_lines(stream))
     except DataError as error:
         raise DataError(f"{path}, {error}") from None
     except _UNREADABLE as error:
@@ -48,17 +53,6 @@ def renamed(row: Mapping[str, Any], rename: Mapping[str, str], where: str) -> Ma
             "rename"
         )
     return {rename.get(column, column): value for column, value in row.items()} if rename else row
-
-
-def _text_format(path: Path) -> Callable[[Iterator[tuple[int, str]]], Rows]:
-    suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSIONS]
-    read = _TEXT_FORMATS.get(suffixes[-1]) if suffixes else None
-    if read is None:
-        raise DataError(
-            f"of unknown format: use {', '.join(_TEXT_FORMATS)} "
-            f"(also with {', '.join(_COMPRESSIONS)}) or .parquet"
-        )
-    return read
 
 
 def _zstd(path: Path) -> io.BufferedIOBase:

@@ -3,9 +3,9 @@
 import os
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from embedkit.data.manifests import hub_lock
 from embedkit.data.manifests.hub_lock import reason
@@ -18,16 +18,13 @@ from embedkit.storage.hashing import sha256_of_text
 from embedkit.storage.offline import settle_network
 
 
-@dataclass(frozen=True)
-class DatasetLocation:
+class DatasetLocation(NamedTuple):
     """A data set as ``datasets`` is asked for it."""
 
     path: str
     """The data set's id, or a folder."""
     revision: str | None
     """The commit; ``None`` for a folder."""
-    state: str
-    """A string that changes whenever the rows may have changed."""
     pinned: bool
     """Whether the manifest names just these rows."""
 
@@ -40,9 +37,9 @@ def locate(source: HubSource) -> DatasetLocation:
             no folder.
     """
     if (folder := Path(source.id)).is_dir():
-        return DatasetLocation(str(folder), None, state(folder), pinned=True)
+        return DatasetLocation(str(folder), None, pinned=True)
     if mirrored := mirror(source.id):
-        return DatasetLocation(str(mirrored), None, state(mirrored), pinned=False)
+        return DatasetLocation(str(mirrored), None, pinned=False)
     revision = source.revision or hub_lock.locked(source.id)
     if revision is None:
         revision = hub_lock.newest(source.id)
@@ -51,7 +48,7 @@ def locate(source: HubSource) -> DatasetLocation:
             "embedkit data lock pins it",
             stacklevel=2,
         )
-    return DatasetLocation(source.id, revision, revision, pinned=source.revision is not None)
+    return DatasetLocation(source.id, revision, pinned=source.revision is not None)
 
 
 def mirror(id_: str) -> Path | None:

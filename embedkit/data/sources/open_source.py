@@ -114,7 +114,8 @@ def _hub(source: HubSource, streaming: bool) -> OpenedSource:
     location = hub.locate(source)
     streams = hub.streams(source, location, streaming=streaming or source.stream)
     how = source.model_dump_json(include={"config", "configs", "split", "joins"})
-    return OpenedSource((source.id, how, location.state), location.pinned, tuple(streams))
+    state = location.revision or hub.state(Path(location.path))
+    return OpenedSource((source.id, how, state), location.pinned, tuple(streams))
 
 
 def _package(source: PackageSource) -> OpenedSource:

@@ -37,7 +37,8 @@ def distinct(items: Iterable[ItemT], name: Callable[[ItemT], str]) -> Iterator[I
     # Sorted arrays of hashes, which merge as they grow.
     runs: list[NDArray[np.uint64]] = []
     for block in blocks_of(items, lambda _: 1, _AT_ONCE):
-        hashes, first = np.unique([_hash(name(item)) for item in block], return_index=True)
+        digests = (hashlib.blake2b(name(item).encode(), digest_size=8).digest() for item in block)
+        hashes, first = np.unique(np.frombuffer(b"".join(digests), "<u8"), return_index=True)
         new = np.ones(len(hashes), dtype=bool)
         for run in runs:
             nearest = np.minimum(np.searchsorted(run, hashes), len(run) - 1)
@@ -48,9 +49,3 @@ def distinct(items: Iterable[ItemT], name: Callable[[ItemT], str]) -> Iterator[I
             while runs and len(runs[-1]) <= 2 * len(run):
                 run = np.sort(np.concatenate([runs.pop(), run]))
             runs.append(run)
-
-
-def _hash(name: str) -> np.uint64:
-    return np.uint64(
-        int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-    )

@@ -6,7 +6,6 @@ from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -67,9 +66,8 @@ class Masking:
         lengths, start = [0], 0
         for row, key in rows:
             ids = np.concatenate(row)
-            maskable = ~np.isin(ids, self.vocabulary.special)
-            masked, drawn = mask(ids, maskable, self.vocabulary, self.objective, key)
-            inputs.append(masked)
+            seen, drawn = self.mask(ids, key)
+            inputs.append(seen)
             positions.append(drawn + start)
             targets.append(ids[drawn])
             lengths += map(len, row)
@@ -78,28 +76,25 @@ class Masking:
         tokens = TokenBatch(_tensor(inputs), offsets, torch.zeros_like(offsets[1:]))
         return MaskedBatch(source, tokens, _tensor(positions), _tensor(targets), count)
 
+    def mask(self, ids: Ids, key: int) -> tuple[Ids, Ids]:
+        """Draw by ``key`` the tokens to be guessed: the ids that the model sees, and their indices.
 
-def mask(
-    ids: NDArray[np.int64], maskable: NDArray[np.bool_], vocabulary: Vocabulary,
-    objective: MaskedLM, key: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
-    """Draw by ``key`` the tokens to be guessed: the ids that the model sees, and their indices.
-
-    Shapes: ``ids`` and ``maskable`` ``(T,)``; the result ``(T,)`` and ``(M,)``, in order.
-    """
-    drawn = rng.uniform(len(ids), rng.fold_in(key, "guess"))
-    positions = np.flatnonzero(maskable & (drawn < objective.rate))
-    seen = ids.copy()
-    seen[positions] = vocabulary.mask
-    if objective.replace == "80/10/10":
-        fate = rng.uniform(len(ids), rng.fold_in(key, "fate"))[positions]
-        random = positions[(fate >= _MASKED) & (fate < _RANDOM)]
-        choice = rng.uniform(len(ids), rng.fold_in(key, "random"))[random]
-        ordinary = vocabulary.ordinary
-        seen[random] = ordinary[(choice * len(ordinary)).astype(np.int64)]
-        kept = positions[fate >= _RANDOM]
-        seen[kept] = ids[kept]
-    return seen, positions
+        Shapes: ``ids`` ``(T,)``; the result ``(T,)`` and ``(M,)``, in order.
+        """
+        maskable = ~np.isin(ids, self.vocabulary.special)
+        drawn = rng.uniform(len(ids), rng.fold_in(key, "guess"))
+        positions = np.flatnonzero(maskable & (drawn < self.objective.rate))
+        seen = ids.copy()
+        seen[positions] = self.vocabulary.mask
+        if self.objective.replace == "80/10/10":
+            fate = rng.uniform(len(ids), rng.fold_in(key, "fate"))[positions]
+            random = positions[(fate >= _MASKED) & (fate < _RANDOM)]
+            choice = rng.uniform(len(ids), rng.fold_in(key, "random"))[random]
+            ordinary = self.vocabulary.ordinary
+            seen[random] = ordinary[(choice * len(ordinary)).astype(np.int64)]
+            kept = positions[fate >= _RANDOM]
+            seen[kept] = ids[kept]
+        return seen, positions
 
 
 class MaskedBatches(Dataset[MaskedBatch]):

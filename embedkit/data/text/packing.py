@@ -14,9 +14,6 @@ from embedkit.tokens.vocabulary import Vocabulary
 Packing = Literal["none", "exact", "crossing"]
 Ids = NDArray[np.int64]
 
-_AT_ONCE = 2**22
-"""Documents whose lengths are read at a time."""
-
 
 class Rows(Protocol):
     """Rows by number. Pickle size is at most that of the documents' lengths."""
@@ -55,21 +52,17 @@ class _View:
         self._store = store
         self.prefix, self.suffix = vocabulary.prefix, vocabulary.suffix
         self.framing = vocabulary.framing
-        least = min_tokens - self.framing
+        self._least = min_tokens - self.framing
         # Every document has a token.
-        self._numbers = _at_least(store, least) if least > 1 else None
+        self._numbers = _at_least(store, self._least) if self._least > 1 else None
 
     def __len__(self) -> int:
         return len(self._store) if self._numbers is None else len(self._numbers)
 
     def length_blocks(self) -> Iterator[NDArray[np.int64]]:
         """Yield the lengths of all documents without special tokens, some millions at a time."""
-        if self._numbers is None:
-            yield from self._store.lengths()
-            return
-        for start in range(0, len(self._numbers), _AT_ONCE):
-            numbers = self._numbers[start : start + _AT_ONCE].astype(np.int64)
-            yield self._store.offsets[numbers + 1] - self._store.offsets[numbers]
+        for lengths in self._store.lengths():
+            yield lengths[lengths >= self._least]
 
     def lengths(self) -> NDArray[np.int64]:
         return np.concatenate([np.empty(0, dtype=np.int64), *self.length_blocks()])

@@ -131,8 +131,8 @@ class Texts(RowSource):
 
 def is_held_out(document: Document, description: TextDescription) -> bool:
     """Whether training must not see the document."""
-    held_out = description.held_out
-    return held_out is not None and concepts.is_held_out(document.concept, held_out.share)
+    share = description.held_out.share if description.held_out else None
+    return concepts.is_held_out(document.concept, share)
 
 
 def _documents(streams: Iterable[RowStream], description: TextDescription) -> Iterator[Document]:

@@ -206,7 +206,7 @@ def test_a_hub_out_of_reach_is_one_line_with_the_remedy(tmp_path: Path) -> None:
 
 
 def test_another_revision_in_the_hubs_cache_is_refused() -> None:
-    at = DatasetLocation("org/pairs", COMMIT, COMMIT, pinned=True)
+    at = DatasetLocation("org/pairs", COMMIT, pinned=True)
     url: Callable[[str], dict[str, Any]] = lambda commit: {  # noqa: E731
         f"hf://datasets/org/pairs@{commit}/train.jsonl": None
     }

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from embedkit.data.text.masked_batches import mask
+from embedkit.data.text.masked_batches import Masking
 from embedkit.recipe import MaskedLM
 from embedkit.tokens.vocabulary import Vocabulary
 
@@ -16,7 +16,7 @@ COUNT = 200_000
 
 
 def draw(ids: np.ndarray, objective: MaskedLM, key: int = 7) -> tuple[np.ndarray, np.ndarray]:
-    return mask(ids, ~np.isin(ids, SPECIAL), VOCABULARY, objective, key)
+    return Masking(VOCABULARY, objective).mask(ids, key)
 
 
 def text(count: int = COUNT) -> np.ndarray:

@@ -137,7 +137,6 @@ def test_short_documents_are_left_out_of_a_view(
 ) -> None:
     # As if there were more documents than are looked at at a time.
     monkeypatch.setattr(token_store, "_SCANNED", 4)
-    monkeypatch.setattr("embedkit.data.text.packing._AT_ONCE", 2)
     store = store_of(LENGTHS)
     rows = pack(store, VOCABULARY, packing, max_tokens=64, min_tokens=10)
     bounds = zip(store.offsets[:-1], store.offsets[1:], strict=True)

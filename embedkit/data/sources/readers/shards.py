@@ -31,13 +31,9 @@ def _names(pattern: str) -> list[str]:
         return [pattern]
     before, first, last, after = match.groups()
     numbers = range(int(first), int(last) + 1)
+    if not numbers:
+        raise ValueError(f"{pattern!r} stands for no file")
     return [f"{before}{number:0{len(first)}}{after}" for number in numbers]
-
-
-def _pattern(text: str) -> str:
-    if not _names(text):
-        raise ValueError(f"{text!r} stands for no file")
-    return text
 
 
 class Shards(Section):
@@ -46,7 +42,7 @@ class Shards(Section):
     folder: str
     """A path, which may start with ``$EMBEDKIT_DATA``, or be that of a folder in
     ``$EMBEDKIT_HUB``."""
-    files: Annotated[str, AfterValidator(_pattern)]
+    files: Annotated[str, AfterValidator(lambda text: _names(text) and text)]
     """Names of shards, as ``shard-{00000..00099}.jsonl.gz``. Those that ``counts.json`` does not
     list, or lists as empty, are left out."""
     rename: dict[str, str] = Field(default_factory=dict)
