@@ -69,6 +69,7 @@ class SourceBatches:
         return SourceBatches, (self.folder, self.facts, self._short_batch)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class BatchTable:
     """The batches of every source, by its name.
 
@@ -79,8 +80,8 @@ class BatchTable:
         rows = table["pairs"][0]
     """
 
-    def __init__(self, sources: Mapping[str, SourceBatches], header: Mapping[str, Any]) -> None:
-        self.sources, self.header = dict(sources), dict(header)
+    sources: Mapping[str, SourceBatches]
+    header: Mapping[str, Any]
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
@@ -97,11 +98,10 @@ class BatchTable:
                 f"{folder}: holds no batches, or not all of them yet: run embedkit cluster "
                 f"--output {folder}"
             ) from None
-        short = bool(header["settings"]["short_batch"])
-        facts = [SourceFacts(**source) for source in header["sources"]]
+        short = header["settings"]["short_batch"]
         sources = {
-            fact.name: SourceBatches(source_folder(folder, number), fact, short)
-            for number, fact in enumerate(facts)
+            facts["name"]: SourceBatches(source_folder(folder, n), SourceFacts(**facts), short)
+            for n, facts in enumerate(header["sources"])
         }
         return cls(sources, header)
 

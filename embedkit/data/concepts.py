@@ -10,6 +10,11 @@ _KEY = b"embedkit: held-out concepts"
 Split = Literal["train", "held_out"]
 
 
+def splits(held_out: object) -> tuple[Split, ...]:
+    """Return the splits of a source, whose description may say what is ``held_out``."""
+    return ("train", "held_out") if held_out else ("train",)
+
+
 def held_out_share(description: Description) -> float | None:
     """Return the share of concepts that a source holds out, or ``None`` for none."""
     held_out = description.held_out if isinstance(description, Manifest) else None

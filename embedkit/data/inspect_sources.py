@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
 
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
+from embedkit.data.concepts import splits
 from embedkit.data.manifests.manifest import (
     Manifest,
     TextManifest,
@@ -38,7 +38,8 @@ class ShippedSource:
     """A source that comes with embedkit."""
 
     name: str
-    kind: Literal["pairs", "text"]
+    kind: str
+    """``pairs`` or ``text``."""
     rows: str
     """Number of rows that the manifest states, if it does."""
     license: str
@@ -58,13 +59,11 @@ class SourceCheck:
 def shipped_sources() -> Iterator[ShippedSource]:
     """Yield every source that comes with embedkit, in the order of their names."""
     for manifest in map(load_any_manifest, shipped_names()):
+        kind = "pairs" if isinstance(manifest, Manifest) else "text"
         rows = f"{manifest.rows:,} rows" if manifest.rows else "rows not stated"
-        if isinstance(manifest, TextManifest):
-            yield ShippedSource(manifest.name, "text", rows, manifest.license)
-            continue
-        if manifest.rows_read:
+        if isinstance(manifest, Manifest) and manifest.rows_read:
             rows = f"made of {manifest.rows_read:,} rows"
-        yield ShippedSource(manifest.name, "pairs", rows, manifest.license)
+        yield ShippedSource(manifest.name, kind, rows, manifest.license)
 
 
 def chosen(names: Sequence[str], recipe: str | None) -> Sequence[str]:
@@ -84,11 +83,7 @@ def check(
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             try:
-                manifest = load_any_manifest(name)
-                if isinstance(manifest, Manifest):
-                    remark = _check_pairs(manifest)
-                else:
-                    remark = _check_text(manifest, tokenizer)
+                remark = _verified(load_any_manifest(name), tokenizer)
                 heard = tuple(dict.fromkeys(str(warning.message) for warning in caught))
                 outcome = SourceCheck(name, True, remark, heard)
             except UserError as error:
@@ -96,50 +91,47 @@ def check(
         yield outcome
 
 
-def _check_pairs(manifest: Manifest) -> str:
-    rows = f"{len(open_manifest(manifest))} rows"
-    if not manifest.held_out:
-        return rows
-    return f"{rows}, {len(open_manifest(manifest, 'held_out'))} held out"
-
-
-def _check_text(manifest: TextManifest, tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """Read the text; with a tokenizer, read its token ids, and write those that are not there."""
+def _verified(manifest: Manifest | TextManifest, tokenizer: PreTrainedTokenizerBase | None) -> str:
+    """Read a source, and the token ids of text if they are asked for; say how much is there."""
+    if isinstance(manifest, Manifest):
+        tables = [open_manifest(manifest, split) for split in splits(manifest.held_out)]
+        return _counted("rows", *map(len, tables))
     texts = Texts.from_manifest(manifest)
-    if tokenizer is None and manifest.source.kind == "hub":
-        next(texts.documents(), None)
-        return "opened; the rest is read by data prepare"
-    if tokenizer is None:
-        documents, held_out = texts.count()
-        counts, tokens = [documents - held_out, held_out], ""
-    else:
+    if tokenizer is not None:
+        # Token ids that are not there yet are written.
         tokenized = prepare(texts, tokenizer)
         stores = [store for store in (tokenized.train, tokenized.held_out) if store is not None]
         for store in stores:
             store.verify()
-        counts = [*map(len, stores)]
-        tokens = f", {sum(store.num_tokens for store in stores)} tokens"
-    held_out_too = f", {counts[1]} held out" if manifest.held_out else ""
-    return f"{counts[0]} documents{held_out_too}{tokens}"
+        tokens = sum(store.num_tokens for store in stores)
+        return f"{_counted('documents', *map(len, stores))}, {tokens} tokens"
+    if manifest.source.kind == "hub":
+        next(texts.documents(), None)
+        return "opened; the rest is read by data prepare"
+    documents, held_out = texts.count()
+    kept = documents - held_out
+    return _counted("documents", *((kept, held_out) if manifest.held_out else (kept,)))
 
 
-def describe(name: str, tokenizer: PreTrainedTokenizerBase, tokenizer_name: str) -> Iterator[Table]:
+def _counted(unit: str, count: int, *held_out: int) -> str:
+    return ", ".join([f"{count} {unit}", *(f"{other} held out" for other in held_out)])
+
+
+def describe(name: str, tokenizer: PreTrainedTokenizerBase, model: str) -> Iterator[Table]:
     """Return tables of what a source is, of its first rows and of how long its texts are.
 
-    ``name`` is that of a manifest, or its path; the tables call the tokenizer ``tokenizer_name``.
+    ``name`` is that of a manifest, or its path; ``model`` is what the tables call the tokenizer.
 
     Raises:
         UserError: there is no such manifest, or its source cannot be read.
     """
     manifest = load_any_manifest(name)
     if isinstance(manifest, Manifest):
-        return _of_pairs(manifest, tokenizer, tokenizer_name)
-    return _of_text(manifest, tokenizer, tokenizer_name)
+        return _pairs(manifest, tokenizer, model)
+    return _texts(manifest, tokenizer, model)
 
 
-def _of_pairs(
-    manifest: Manifest, tokenizer: PreTrainedTokenizerBase, model: str
-) -> Iterator[Table]:
+def _pairs(manifest: Manifest, tokenizer: PreTrainedTokenizerBase, model: str) -> Iterator[Table]:
     records = open_manifest(manifest)
     layout = records.layout
     columns = {**layout.columns, "ignored": manifest.ignore, "unused": layout.unused}
@@ -160,7 +152,7 @@ def _of_pairs(
     yield plain_table(["tokens", *_QUANTILE_HEADS], measured, title=title)
 
 
-def _of_text(
+def _texts(
     manifest: TextManifest, tokenizer: PreTrainedTokenizerBase, model: str
 ) -> Iterator[Table]:
     documents = islice(Texts.from_manifest(manifest).documents(), _MEASURED)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.config import validated
-from embedkit.data.concepts import Split, held_out_share
+from embedkit.data.concepts import Split, held_out_share, splits
 from embedkit.data.manifests.manifest import Description, Manifest, Options, Prompts, load_manifest
 from embedkit.data.manifests.sources import HubSource
 from embedkit.data.pairs import from_rows
@@ -162,7 +162,7 @@ def open_manifest(manifest: Manifest, split: Split = "train") -> Records:
     key = opened.key(manifest.source, FORMAT, making=making, share=share)
     build = partial(_write, name=manifest.name, streams=opened.streams, description=manifest)
     folder = cache.built(_KIND, key, build)
-    tables = {each: Table(folder / f"{each}.arrow") for each in _splits(share)}
+    tables = {each: Table(folder / f"{each}.arrow") for each in splits(share)}
     layout = ColumnLayout.read(folder)
     rows, warn = sum(map(len, tables.values())), isinstance(manifest.source, HubSource)
     opened.expect(manifest.name, "rows", rows, manifest.rows, warn=warn)
@@ -176,7 +176,7 @@ def _write(folder: Path, name: str, streams: Iterable[RowStream], description: D
     layout, scored = ColumnLayout(), description.columns.score is not None
     writers = {
         split: TableWriter(folder / f"{split}.arrow", scored=scored)
-        for split in _splits(held_out_share(description))
+        for split in splits(held_out_share(description))
     }
     with errors_named(name):
         for pair in from_rows.pairs(streams, description, layout):
@@ -184,7 +184,3 @@ def _write(folder: Path, name: str, streams: Iterable[RowStream], description: D
         for writer in writers.values():
             writer.finish()
     layout.write(folder)
-
-
-def _splits(share: float | None) -> tuple[Split, ...]:
-    return ("train",) if share is None else ("train", "held_out")

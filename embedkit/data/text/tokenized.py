@@ -10,7 +10,7 @@ import numpy as np
 from rich.progress import SpinnerColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
-from embedkit.data.concepts import Split
+from embedkit.data.concepts import Split, splits
 from embedkit.data.sources.open_source import OpenedSource
 from embedkit.data.sources.streams import blocks_of
 from embedkit.data.text.texts import Texts, is_held_out
@@ -58,7 +58,7 @@ def prepare(texts: Texts, tokenizer: PreTrainedTokenizerBase) -> Tokenized:
     folder = cache.built("tokens", key, build, resumable=True)
     facts = json.loads((folder / "source.json").read_text())
     opened.expect(texts.name, "documents", facts["documents"], texts.rows)
-    stores = {split: TokenStore(folder, split) for split in _splits(texts)}
+    stores = {split: TokenStore(folder, split) for split in splits(texts.description.held_out)}
     fingerprint = sha256_of_json([*(store.content for store in stores.values()), identity])
     held_out = stores.get("held_out")
     return Tokenized(texts.name, stores["train"], held_out, fingerprint, texts.description.license)
@@ -69,7 +69,7 @@ def _tokenize(
 ) -> None:
     backend = backend_of(tokenizer)
     dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 2**16 else np.uint32
-    writer = StoreWriter(folder, _splits(texts), np.dtype(dtype))
+    writer = StoreWriter(folder, splits(texts.description.held_out), np.dtype(dtype))
     rest = islice(texts.documents(opened), writer.read, None)
     read, tokens = writer.read, 0
     columns = (SpinnerColumn(), "tokenizing {task.description}", TimeElapsedColumn())
@@ -87,10 +87,6 @@ def _tokenize(
             progress.update(task, description=description)
     writer.finish()
     (folder / "source.json").write_text(json.dumps({"name": texts.name, "documents": read}))
-
-
-def _splits(texts: Texts) -> tuple[Split, ...]:
-    return ("train", "held_out") if texts.description.held_out else ("train",)
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
