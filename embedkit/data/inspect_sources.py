@@ -147,7 +147,8 @@ def _pairs(manifest: Manifest, tokenizer: PreTrainedTokenizerBase, model: str) -
     examples = [(row.query, row.positive, "\n".join(row.negatives[:3])) for row in sample]
     yield _examples(["row", "query", "positive", "negatives (3 at most)"], examples)
     lengths = sampled_lengths(records, tokenizer, _MEASURED)
-    measured = [(role, *map(str, by.values())) for role, by in lengths.quantiles.items()]
+    counts = lengths.counts.items()
+    measured = [(role, *map(str, quantiles(each).values())) for role, each in counts]
     title = f"token lengths by {model}, {lengths.rows} rows"
     yield plain_table(["tokens", *_QUANTILE_HEADS], measured, title=title)
 

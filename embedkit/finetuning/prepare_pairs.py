@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
-from embedkit.data.pairs.lengths import Lengths, all_lengths, sampled_lengths
+from embedkit.data.pairs.lengths import Lengths, all_lengths, quantiles, sampled_lengths
 from embedkit.data.pairs.open_all import open_all
 from embedkit.data.tables import SHOWN_QUANTILES, plain_table
 from embedkit.distributed.progress import progress_bar
@@ -111,5 +111,5 @@ def _lengths_table(
 def _quantiles(lengths: Lengths, role: str) -> str:
     if role not in lengths.counts:
         return ""
-    by_quantile = lengths.quantiles[role]
+    by_quantile = quantiles(lengths.counts[role])
     return " ".join(str(by_quantile[quantile]) for quantile in SHOWN_QUANTILES)

@@ -26,7 +26,7 @@ def root() -> Path:
 def built(
     kind: str,
     key: str,
-    build: Callable[[Path], None],
+    build: Callable[[Path], object],
     *,
     resumable: bool = False,
     verified: Callable[[Path], bool] | None = None,

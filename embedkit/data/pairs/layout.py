@@ -4,8 +4,6 @@ import json
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Self
 
 from embedkit import distributed
 from embedkit.data.concepts import held_out_share
@@ -13,7 +11,6 @@ from embedkit.data.manifests.columns import ColumnPath, Columns, RowFilter, are_
 from embedkit.data.manifests.manifest import Description
 from embedkit.errors import DataError
 
-_FILE = "layout.json"
 _TELLING = ("neg", "score", "label")
 """Prefixes of columns that would change training, so that they are left out by intent alone."""
 
@@ -28,15 +25,6 @@ class ColumnLayout:
     """The paths of the columns that play each part, over all rows."""
     unused: list[str] = field(default_factory=list)
     """Columns that play no part and are not ignored."""
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Read the layout that was written to ``folder``."""
-        return cls(**json.loads((folder / _FILE).read_text()))
-
-    def write(self, folder: Path) -> None:
-        """Write the layout to ``folder``."""
-        (folder / _FILE).write_text(json.dumps(vars(self)))
 
     def add(self, names: Sequence[str], description: Description) -> Columns:
         """Find, and keep, which parts the columns ``names`` of a row play.

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, starmap
 from pathlib import Path
@@ -37,23 +37,16 @@ class Lengths:
     """Numbers of texts by their tokens, by role: query, positive and negatives. A role without
     texts is missing."""
 
-    def add(self, role: str, lengths: Iterable[int]) -> None:
-        """Count texts of such lengths."""
-        if new := Counter(lengths):
-            self.counts.setdefault(role, Counter()).update(new)
-
-    def add_rows(self, rows: Sequence[Record], tokenize: Tokenize, prompts: Prompts) -> None:
+    def add(self, rows: Sequence[Record], tokenize: Tokenize, prompts: Prompts) -> None:
         """Count the texts of ``rows``, behind their prompts."""
-        self.add("query", tokenize.lengths([row.query for row in rows], prompts.query))
-        self.add("positive", tokenize.lengths([row.positive for row in rows], prompts.document))
-        negatives = [text for row in rows for text in row.negatives]
-        self.add("negatives", tokenize.lengths(negatives, prompts.document))
+        for role, prompt, texts in (
+            ("query", prompts.query, [row.query for row in rows]),
+            ("positive", prompts.document, [row.positive for row in rows]),
+            ("negatives", prompts.document, [text for row in rows for text in row.negatives]),
+        ):
+            if texts:
+                self.counts.setdefault(role, Counter()).update(tokenize.lengths(texts, prompt))
         self.rows += len(rows)
-
-    @property
-    def quantiles(self) -> dict[str, dict[float, int]]:
-        """Lengths at ``QUANTILES``, by role."""
-        return {role: quantiles(counts) for role, counts in self.counts.items()}
 
     def truncated(self, query_limit: int, document_limit: int) -> float:
         """Return the share of texts that are longer than their limit."""
@@ -69,7 +62,7 @@ def sampled_lengths(records: Records, tokenizer: PreTrainedTokenizerBase, rows: 
     size = min(len(records), rows)
     sample = records.take(np.linspace(0, len(records) - 1, size).astype(np.int64))
     lengths = Lengths()
-    lengths.add_rows(sample, Tokenize(tokenizer), records.prompts)
+    lengths.add(sample, Tokenize(tokenizer), records.prompts)
     return lengths
 
 
@@ -96,7 +89,7 @@ def all_lengths(
         columns = records.table.scan(("query", "positive", "negatives"))
         rest = starmap(Record, islice(columns, lengths.rows, None))
         for block in blocks_of(rest, _characters, _CHARACTERS):
-            lengths.add_rows(block, tokenize, records.prompts)
+            lengths.add(block, tokenize, records.prompts)
             counts = {role: sorted(counts.items()) for role, counts in lengths.counts.items()}
             counted = json.dumps({"rows": lengths.rows, "counts": counts})
             write_text(folder / "counted.json", counted)

@@ -1,5 +1,6 @@
 """Opens training pairs, which are memory-mapped, and cached by what they were made from."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -24,7 +25,7 @@ from embedkit.storage.hashing import sha256_of_json
 
 FORMAT = 1
 """Part of every key: raise it when rows become other pairs, or pairs are written otherwise."""
-_KIND = "records"
+_KIND, _LAYOUT = "records", "layout.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,8 @@ class Records(RowSource):
     def _from_stream(cls, name: str, stream: RowStream, options: Options) -> Self:
         description = validated(Description, options, name)
         with cache.scratch(_KIND) as aside:
-            _write(aside, name, [stream], description)
             # Not of the folder that stays: equal rows may be made of other columns.
-            layout = ColumnLayout.read(aside)
+            layout = _write(aside, name, [stream], description)
             content = Table(aside / "train.arrow").facts.content
             folder = aside.with_name(f"rows-{FORMAT}-{content[:32]}")
             cache.publish(aside, folder)
@@ -163,7 +163,7 @@ def open_manifest(manifest: Manifest, split: Split = "train") -> Records:
     build = partial(_write, name=manifest.name, streams=opened.streams, description=manifest)
     folder = cache.built(_KIND, key, build)
     tables = {each: Table(folder / f"{each}.arrow") for each in splits(share)}
-    layout = ColumnLayout.read(folder)
+    layout = ColumnLayout(**json.loads((folder / _LAYOUT).read_text()))
     rows, warn = sum(map(len, tables.values())), isinstance(manifest.source, HubSource)
     opened.expect(manifest.name, "rows", rows, manifest.rows, warn=warn)
     opened.expect(manifest.name, "rows read", layout.rows_read, manifest.rows_read, warn=warn)
@@ -171,8 +171,10 @@ def open_manifest(manifest: Manifest, split: Split = "train") -> Records:
     return Records(manifest.name, tables[split], manifest, layout)
 
 
-def _write(folder: Path, name: str, streams: Iterable[RowStream], description: Description) -> None:
-    """Fill ``folder`` with one table for each split, and with the layout."""
+def _write(
+    folder: Path, name: str, streams: Iterable[RowStream], description: Description
+) -> ColumnLayout:
+    """Fill ``folder`` with one table for each split, and with the layout, which is returned."""
     layout, scored = ColumnLayout(), description.columns.score is not None
     writers = {
         split: TableWriter(folder / f"{split}.arrow", scored=scored)
@@ -183,4 +185,5 @@ def _write(folder: Path, name: str, streams: Iterable[RowStream], description: D
             writers["held_out" if pair.held_out else "train"].add(pair)
         for writer in writers.values():
             writer.finish()
-    layout.write(folder)
+    (folder / _LAYOUT).write_text(json.dumps(vars(layout)))
+    return layout
