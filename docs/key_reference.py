@@ -13,7 +13,6 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 from sphinx.application import Sphinx
-from sphinx.pycode import ModuleAnalyzer
 
 from embedkit.recipe.extensions import Kinds
 
@@ -45,13 +44,17 @@ def _replace_comments(source: list[str]) -> None:
 def _lines(section: type[BaseModel], path: str) -> Iterator[str]:
     yield from ["", "| key | type | default | meaning |", "|---|---|---|---|"]
     types = section.model_json_schema()["properties"]
-    descriptions = _descriptions(section)
     for name, field in section.model_fields.items():
         if name not in types:  # A manifest's name is that of its file.
             continue
         default = field.get_default(call_default_factory=True)
         shown = "required" if field.is_required() else _default(default)
-        cells = [f"`{path}{name}`", _type(types[name]), shown, descriptions.get(name, "")]
+        cells = [
+            f"`{path}{name}`",
+            _type(types[name]),
+            shown,
+            " ".join((field.description or "").split()),
+        ]
         row = " | ".join(cell.replace("|", r"\|") for cell in cells)
         yield f"| {row} |"
     yield ""
@@ -64,18 +67,6 @@ def _lines(section: type[BaseModel], path: str) -> Iterator[str]:
             if each.__doc__:
                 yield inspect.cleandoc(each.__doc__)
             yield from _lines(each, f"{table}.")
-
-
-def _descriptions(section: type[BaseModel]) -> dict[str, str]:
-    """Return the docstrings under the fields of a section, inherited ones included."""
-    found: dict[str, str] = {}
-    for base in reversed(section.__mro__):
-        if issubclass(base, BaseModel) and base is not BaseModel:
-            documented = ModuleAnalyzer.for_module(base.__module__).find_attr_docs()
-            for (owner, name), lines in documented.items():
-                if owner == base.__name__:
-                    found[name] = " ".join(" ".join(lines).split())
-    return found
 
 
 def _sections(annotation: Any) -> Iterator[type[BaseModel]]:

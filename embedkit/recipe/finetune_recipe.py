@@ -2,27 +2,14 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic.functional_validators import field_validator, model_validator
 
 from embedkit.config import Section, validated
 from embedkit.errors import UserError
 from embedkit.recipe import extensions
 from embedkit.recipe.contextual_config import ContextualConfig
-from embedkit.recipe.pair_objectives import (
-    AnyPairObjective,
-    Contrastive,
-    GivenObjective,
-    InfoNCE,
-    PairObjective,
-)
+from embedkit.recipe.pair_objectives import AnyPairObjective, Contrastive, InfoNCE, section_of
 from embedkit.recipe.training_settings import Mix, Training, weights_of
 
 POOLINGS = "embedkit.poolings"
@@ -194,19 +181,8 @@ class Recipe(Training):
                 f"objective: the recipe sets one already, of kind {self.objective.kind!r}: take "
                 "its [objective] out, or pass none"
             )
-        if not isinstance(objective, PairObjective):
-            objective = GivenObjective.around(objective)
-        return validated(type(self), {**dict(self), "objective": objective}, "finetune")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _replicated(cls, tables: Any) -> Any:
-        if isinstance(tables, dict) and tables.get("shard"):
-            raise ValueError(
-                "shard: contrastive training runs replicated, since every rank needs the whole "
-                "model for its share of a batch; leave it out"
-            )
-        return tables
+        tables = {**dict(self), "objective": section_of(objective)}
+        return validated(type(self), tables, "finetune")
 
     @model_validator(mode="after")
     def _two_stages_throughout(self) -> Self:

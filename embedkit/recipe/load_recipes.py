@@ -60,6 +60,11 @@ def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | Pretra
     objective = tables.get("objective")
     if isinstance(objective, dict) and objective.get("kind") == "masked_lm":
         return validated(PretrainRecipe, tables, name)
+    if tables.get("shard"):
+        raise UserError(
+            f"{name}: shard: contrastive training runs replicated, since every rank needs the "
+            "whole model for its share of a batch; leave it out"
+        )
     return validated(Recipe, tables, name)
 
 

@@ -4,14 +4,8 @@ import pkgutil
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    SerializeAsAny,
-    model_validator,
-)
+from pydantic import Field, PositiveFloat, PositiveInt, SerializeAsAny
+from pydantic.functional_validators import BeforeValidator, model_validator
 
 from embedkit.config import Section
 from embedkit.errors import UserError
@@ -72,43 +66,44 @@ class GivenObjective(PairObjective):
     """Objective that Python code passes to ``finetune`` as an object instead of a table."""
 
     kind: Literal["object"] = "object"
-    identity: str = Field(min_length=1)
+    identity: str
     """Identity that the object states, which has to change whenever its computation changes."""
     given: Any = Field(exclude=True, repr=False)
     """The object, with a method ``backward``."""
 
-    @classmethod
-    def around(cls, given: object) -> Self:
-        """Wrap an object with a method ``backward`` and a string ``identity``.
-
-        Raises:
-            UserError: the object lacks one of them, or its ``needs`` is not a ``Needs``.
-        """
-        name = type(given).__name__
-        if isinstance(given, type) or not callable(getattr(given, "backward", None)):
-            raise UserError(
-                f"objective: {given!r:.60} is no object with a method backward(model, batch, *, "
-                "key, scale)"
-            )
-        identity = getattr(given, "identity", None)
-        if not isinstance(identity, str) or not identity:
-            raise UserError(
-                f"objective: {name} has no string identity: give it one that changes with what it "
-                "computes, so that a run is never resumed with another loss"
-            )
-        needs = getattr(given, "needs", Needs())
-        if not isinstance(needs, Needs):
-            raise UserError(f"objective: {name}.needs is {needs!r:.60}: make it a Needs(...)")
-        return cls(identity=identity, given=given)
-
     @property
     def needs(self) -> Needs:
-        """Requirements of the object."""
         return getattr(self.given, "needs", Needs())
 
     def build(self) -> Any:
-        """Return the object."""
         return self.given
+
+
+def section_of(given: object) -> PairObjective:
+    """Return an objective's section: itself, or one around an object that computes a loss.
+
+    Raises:
+        UserError: the object lacks the method ``backward`` or a string ``identity``, or its
+            ``needs`` is not a ``Needs``.
+    """
+    if isinstance(given, PairObjective):
+        return given
+    name = type(given).__name__
+    if isinstance(given, type) or not callable(getattr(given, "backward", None)):
+        raise UserError(
+            f"objective: {given!r:.60} is no object with a method backward(model, batch, *, key, "
+            "scale)"
+        )
+    identity = getattr(given, "identity", None)
+    if not isinstance(identity, str) or not identity:
+        raise UserError(
+            f"objective: {name} has no string identity: give it one that changes with what it "
+            "computes, so that a run is never resumed with another loss"
+        )
+    needs = getattr(given, "needs", Needs())
+    if not isinstance(needs, Needs):
+        raise UserError(f"objective: {name}.needs is {needs!r:.60}: make it a Needs(...)")
+    return GivenObjective(identity=identity, given=given)
 
 
 class InfoNCE(PairObjective):
@@ -159,7 +154,6 @@ class InfoNCE(PairObjective):
 
     @property
     def needs(self) -> Needs:
-        """Requirements of the loss."""
         return Needs(
             cross_device=self.cross_device,
             surrogate_vectors=self.false_negatives != "off",
@@ -188,7 +182,6 @@ class InContext(InfoNCE):
 
     @property
     def needs(self) -> Needs:
-        """Requirements of the loss."""
         return replace(super().needs, context=True)
 
 
