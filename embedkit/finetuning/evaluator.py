@@ -1,10 +1,9 @@
 """Evaluates a model before, during and after its training."""
 
-from functools import cached_property, partial
+from functools import cached_property
 
 from mteb.abstasks.abstask import AbsTask
 
-from embedkit.evaluation.encoding.encoders import DistributedEncoder
 from embedkit.evaluation.encoding.in_context import encoder_of
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.mteb.task_selection import open_tasks
@@ -50,15 +49,14 @@ class Evaluator:
         """Score the model, if the recipe names tasks."""
         if not self._settings.wanted:
             return None
-        return encoder_of(self._model).run_on_main(partial(self._score_on_main, name))
-
-    def _score_on_main(self, name: str, encoder: DistributedEncoder) -> Summary:
-        return evaluate(
-            encoder,
-            self._tasks,
-            self._folder.evaluation / name,
-            instructions=benchmark_prompts() if self._settings.instructions == "paper" else {},
-            dtype=str(self._model.autocast or "float32").removeprefix("torch."),
+        return encoder_of(self._model).run_on_main(
+            lambda encoder: evaluate(
+                encoder,
+                self._tasks,
+                self._folder.evaluation / name,
+                instructions=benchmark_prompts() if self._settings.instructions == "paper" else {},
+                dtype=str(self._model.autocast or "float32").removeprefix("torch."),
+            )
         )
 
     @cached_property

@@ -1,6 +1,6 @@
 """Opens a recipe's mixture of pairs: records, weights, batch table, and the sampler over them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from embedkit import distributed
@@ -20,7 +20,7 @@ class Mixture:
 
     records: tuple[Records, ...]
     sources: tuple[Source, ...]
-    weights: tuple[float, ...]
+    weights: Sequence[float]
     manifests: tuple[Manifest, ...]
     """Manifests of the sources, except for those given as ``Records``."""
     table: BatchTable | None = None
@@ -60,11 +60,8 @@ def open_mixture(recipe: Recipe, given: Mapping[str, Records] | None = None) -> 
         Source(source.name, len(source), source.batch_size or recipe.data.batch_size)
         for source in records
     )
-    return Mixture(records, sources, _weights(recipe, sources), tuple(manifests.values()))
-
-
-def _weights(recipe: Recipe, sources: tuple[Source, ...]) -> tuple[float, ...]:
-    return tuple(weights_of(recipe.data.mix) or alpha_weights(sources, recipe.data.alpha))
+    weights = weights_of(recipe.data.mix) or alpha_weights(sources, recipe.data.alpha)
+    return Mixture(records, sources, weights, tuple(manifests.values()))
 
 
 def open_batches(mixture: Mixture, recipe: Recipe) -> Mixture:
@@ -160,9 +157,18 @@ def sampling_shares(
         UserError: the rows of a source are neither stated nor given, or the recipe does not mix a
             source that ``rows`` names.
     """
-    manifests = tuple(load_manifest(mix.manifest) for mix in recipe.data.mix)
-    sources = _stated_sources(recipe, manifests, rows or {})
-    mixture = Mixture((), sources, _weights(recipe, sources), manifests)
+    manifests, rows = tuple(load_manifest(mix.manifest) for mix in recipe.data.mix), rows or {}
+    if unknown := sorted(set(rows) - {manifest.name for manifest in manifests}):
+        reason = f"the recipe's data.mix has no source {', '.join(unknown)}"
+        raise ArgumentError(("rows", reason))
+    sources: tuple[Source, ...] = ()
+    for manifest in manifests:
+        name, size = manifest.name, rows.get(manifest.name) or manifest.rows
+        if size is None:
+            raise UserError(f"{name}: its manifest states no rows: pass --rows {name}=ROWS")
+        sources += (Source(name, size, manifest.batch_size or recipe.data.batch_size),)
+    weights = weights_of(recipe.data.mix) or alpha_weights(sources, recipe.data.alpha)
+    mixture = Mixture((), sources, weights, manifests)
     if steps is not None:
         recipe = recipe.model_copy(update={"steps": steps, "epochs": None})
     recipe = resolve_steps(recipe, mixture, ranks=1)
@@ -172,34 +178,8 @@ def sampling_shares(
     shares = []
     for source, expected, count, read in zip(sources, mixture.shares, counts, passes, strict=True):
         spread = (recipe.steps * expected * (1 - expected)) ** 0.5
-        share = SourceShare(
-            source=source.name,
-            rows=source.rows,
-            batch_size=source.batch_size,
-            expected=expected,
-            steps=count,
-            drawn=count / recipe.steps,
-            deviations=(count - recipe.steps * expected) / spread if expected < 1 else 0.0,
-            passes=read,
-        )
-        shares.append(share)
+        deviations = (count - recipe.steps * expected) / spread if expected < 1 else 0.0
+        drawn = count / recipe.steps
+        facts = (source.name, source.rows, source.batch_size)
+        shares.append(SourceShare(*facts, expected, count, drawn, deviations, read))
     return shares
-
-
-def _stated_sources(
-    recipe: Recipe, manifests: tuple[Manifest, ...], given: Mapping[str, int]
-) -> tuple[Source, ...]:
-    """Return the sources with the numbers of rows that are given, or that the manifests state."""
-    if unknown := sorted(set(given) - {manifest.name for manifest in manifests}):
-        reason = f"the recipe's data.mix has no source {', '.join(unknown)}"
-        raise ArgumentError(("rows", reason))
-    sources = []
-    for manifest in manifests:
-        rows = given.get(manifest.name) or manifest.rows
-        if rows is None:
-            raise UserError(
-                f"{manifest.name}: its manifest states no rows: pass --rows {manifest.name}=ROWS"
-            )
-        batch_size = manifest.batch_size or recipe.data.batch_size
-        sources.append(Source(manifest.name, rows, batch_size))
-    return tuple(sources)

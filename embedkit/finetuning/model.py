@@ -8,7 +8,7 @@ from embedkit.config import differences
 from embedkit.data.pairs.records import Records
 from embedkit.errors import UserError
 from embedkit.models import hub, lora
-from embedkit.models.backbones import Backbone, PaddedBackbone
+from embedkit.models.backbones import PaddedBackbone
 from embedkit.models.contextual.loading import is_contextual, load_contextual
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.contextual.prefix import KERNELS
@@ -31,17 +31,38 @@ def load(
         UserError: there is no such model, or it cannot be trained as the recipe says.
     """
     if recipe.context is not None and is_contextual(recipe.model):
-        return _two_stages(recipe, autocast, device)
-    embedder = hub.load(recipe.model, settings=recipe.embedder, autocast=autocast, device=device)
-    _check_dims(recipe, embedder.backbone.width)
+        model: Embedder | Contextual = load_contextual(
+            recipe.model, autocast=autocast, device=device
+        )
+    else:
+        model = hub.load(recipe.model, settings=recipe.embedder, autocast=autocast, device=device)
+    backbone = model.second if isinstance(model, Contextual) else model.backbone
+    if (widest := max(recipe.objective.needs.widths, default=1)) > backbone.width:
+        raise UserError(
+            f"objective: a width of {widest} is more than the {backbone.width} dimensions of "
+            f"{recipe.model}; begin with {backbone.width}"
+        )
+    attention = recipe.embedder.attention
+    masked = recipe.context is not None and isinstance(backbone, PaddedBackbone)
+    if masked and attention not in (None, *KERNELS):
+        raise UserError(
+            f'embedder.attention = "{attention}": which context a text of {recipe.model} reads is '
+            f"said by a mask, and this kernel takes none; set one of {', '.join(KERNELS)}"
+        )
+    if isinstance(model, Contextual):
+        _check_stages(recipe, model)
+        if attention:
+            for encoder in {model.first, model.second}:
+                assert encoder is not None
+                encoder.model.set_attn_implementation(attention)
+        return model
     if recipe.lora:
-        lora.check(embedder, recipe.lora)
-    if recipe.context is None:
-        # This raises for a pooling with which the trained model could not be exported.
-        stock_mode(embedder)
-        return embedder
-    _check_attention(recipe, embedder.backbone)
-    return Contextual.around(embedder, recipe.context)
+        lora.check(model, recipe.lora)
+    if recipe.context is not None:
+        return Contextual.around(model, recipe.context)
+    # This raises for a pooling with which the trained model could not be exported.
+    stock_mode(model)
+    return model
 
 
 def check_lengths(recipe: Recipe, records: Sequence[Records], model: EmbeddingModel) -> None:
@@ -95,8 +116,8 @@ def stored_prompts(records: Sequence[Records]) -> dict[str, str]:
     return prompts
 
 
-def _two_stages(recipe: Recipe, autocast: torch.dtype | None, device: torch.device) -> Contextual:
-    model = load_contextual(recipe.model, autocast=autocast, device=device)
+def _check_stages(recipe: Recipe, model: Contextual) -> None:
+    """Verify that a model that has two stages already can be trained as the recipe says."""
     assert recipe.context is not None
     if changes := differences(model.config.model_dump(), recipe.context.model_dump(), "context"):
         raise UserError(
@@ -107,29 +128,4 @@ def _two_stages(recipe: Recipe, autocast: torch.dtype | None, device: torch.devi
         raise UserError(
             f"{recipe.model}: has a frozen context and no first encoder to train; pass the folder "
             "that it was frozen from"
-        )
-    _check_dims(recipe, model.second.width)
-    _check_attention(recipe, model.second)
-    if recipe.embedder.attention:
-        for encoder in {model.first, model.second}:
-            assert encoder is not None
-            encoder.model.set_attn_implementation(recipe.embedder.attention)
-    return model
-
-
-def _check_attention(recipe: Recipe, second: Backbone) -> None:
-    attention = recipe.embedder.attention
-    if isinstance(second, PaddedBackbone) and attention not in (None, *KERNELS):
-        raise UserError(
-            f'embedder.attention = "{attention}": which context a text of {recipe.model} reads is '
-            f"said by a mask, and this kernel takes none; set one of {', '.join(KERNELS)}"
-        )
-
-
-def _check_dims(recipe: Recipe, width: int) -> None:
-    widest = max(recipe.objective.needs.widths, default=1)
-    if widest > width:
-        raise UserError(
-            f"objective: a width of {widest} is more than the {width} dimensions of "
-            f"{recipe.model}; begin with {width}"
         )

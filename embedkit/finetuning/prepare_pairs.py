@@ -2,10 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID
+from rich.progress import BarColumn, MofNCompleteColumn
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
@@ -16,6 +15,8 @@ from embedkit.distributed.progress import progress_bar
 from embedkit.finetuning.mixture import Mixture, open_mixture, resolve_steps
 from embedkit.models.hub import load_tokenizer
 from embedkit.recipe import Recipe
+
+_ROLES = ("query", "positive", "negatives")
 
 
 def prepare_pairs(
@@ -28,12 +29,7 @@ def prepare_pairs(
 ) -> Iterator[Table]:
     """Open every source, which fetches, verifies and caches it; yield tables of its texts.
 
-    Args:
-        recipe: recipe that names the sources.
-        tokenizer: name of a model, whose tokenizer counts the tokens.
-        workers: number of sources that are opened at a time.
-        sample: number of rows of each source that are measured; by default all of them.
-        on_progress: function called with a line whenever a source is opened or measured.
+    The arguments are those of ``embedkit.api.prepare_data``.
 
     Raises:
         UserError: there is no such tokenizer, or a source cannot be read.
@@ -64,17 +60,14 @@ def _all_lengths(
     lengths, console = [], Console(stderr=True)
     columns = ("tokenizing {task.description}", BarColumn(), MofNCompleteColumn(), "rows")
     with progress_bar(*columns, console=console, shown=console.is_terminal) as bar:
+        task = bar.add_task("")
         for number, records in enumerate(mixture.records, start=1):
-            task = bar.add_task(records.name, total=len(records))
-            on_rows = partial(_advance, bar, task)
-            lengths.append(all_lengths(records, tokenizer, on_rows))
-            bar.remove_task(task)
+            bar.reset(task, total=len(records), description=records.name)
+            lengths.append(
+                all_lengths(records, tokenizer, lambda rows: bar.update(task, completed=rows))
+            )
             on_progress(f"{number}/{len(mixture.records)}\t{records.name}\ttokenized")
     return lengths
-
-
-def _advance(bar: Progress, task: TaskID, rows: int) -> None:
-    bar.update(task, completed=rows)
 
 
 def _shares_table(mixture: Mixture, recipe: Recipe) -> Table:
@@ -102,14 +95,11 @@ def _lengths_table(
             records.description.max_query_tokens or recipe.data.max_query_tokens,
             records.description.max_document_tokens or recipe.data.max_document_tokens,
         )
-        sides = [_quantiles(measured, role) for role in ("query", "positive", "negatives")]
+        by_role = {role: quantiles(counts) for role, counts in measured.counts.items()}
+        sides = [
+            " ".join(str(by_role[role][each]) for each in SHOWN_QUANTILES if role in by_role)
+            for role in _ROLES
+        ]
         rows.append((records.name, *sides, f"{truncated:.1%}"))
-    heads = ["source", "query", "positive", "negatives", "cut"]
+    heads = ["source", *_ROLES, "cut"]
     return plain_table(heads, rows, title=f"{title}: median, 95 %, longest", lines=False)
-
-
-def _quantiles(lengths: Lengths, role: str) -> str:
-    if role not in lengths.counts:
-        return ""
-    by_quantile = quantiles(lengths.counts[role])
-    return " ".join(str(by_quantile[quantile]) for quantile in SHOWN_QUANTILES)

@@ -1,12 +1,12 @@
 """A fine-tuning run: opens and checks everything that its recipe names."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from torch import nn
 
 from embedkit import distributed, rng
@@ -15,10 +15,9 @@ from embedkit.data.loading import stream
 from embedkit.data.manifests.sources import READERS
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
 from embedkit.data.pairs.records import Records
-from embedkit.data.vector_store import VectorStore
 from embedkit.errors import DataError
 from embedkit.evaluation.mteb.task_selection import check_held_out, check_tasks
-from embedkit.evaluation.summary import Summary, comparison
+from embedkit.evaluation.summary import comparison
 from embedkit.finetuning import model as starting_model
 from embedkit.finetuning.evaluator import Evaluator
 from embedkit.finetuning.mixture import (
@@ -73,10 +72,7 @@ def prepare(
     # Adapters come after the facts, whose model is the backbone that training starts from.
     if recipe.lora:
         lora.attach(model, recipe.lora, seed=rng.fold_in(recipe.seed, "lora"))
-    vectors: list[VectorStore] = []
-    if recipe.objective.needs.surrogate_vectors:
-        assert mixture.table is not None
-        vectors = [mixture.table[source.name].vectors for source in mixture.sources]
+    table = mixture.table if recipe.objective.needs.surrogate_vectors else None
     batches = Batches(
         sampler,
         mixture.records,
@@ -84,13 +80,12 @@ def prepare(
         recipe.data,
         seed=recipe.seed,
         batches_per_rank=recipe.batches_per_rank,
-        vectors=vectors,
+        vectors=[table[source.name].vectors for source in mixture.sources] if table else [],
     )
     console.print(_overview(recipe, mixture, sampler, model, chosen))
     for remark in remarks(recipe):
         console.print(f"note: {remark}", soft_wrap=True)
     evaluator = Evaluator(recipe.evaluation, folder, model, mixture)
-    card = partial(model_card, model, recipe, mixture)
     return TrainingJob(
         recipe=recipe,
         facts=facts,
@@ -98,13 +93,14 @@ def prepare(
         objective=objective,
         batches=lambda numbers: stream(batches, numbers, recipe.data.workers),
         evaluator=evaluator,
-        finish=partial(_finish, model, card, folder.model, evaluator, console),
+        finish=partial(_finish, model, recipe, mixture, folder.model, evaluator, console),
     )
 
 
 def _finish(
     model: Embedder | Contextual,
-    card: Callable[[Summary | None, Summary | None], str],
+    recipe: Recipe,
+    mixture: Mixture,
     folder: Path,
     evaluator: Evaluator,
     console: Console,
@@ -112,6 +108,7 @@ def _finish(
     # Adapters are merged first, so that the model evaluated is the model exported.
     lora.merge(model)
     # The model is exported before its evaluation, which may fail.
+    card = partial(model_card, model, recipe, mixture)
     distributed.on_main(lambda: model.save(folder, card=card(None, None)))
     console.print(f"model: {folder}", soft_wrap=True)
     before, after = evaluator.after()
@@ -184,12 +181,11 @@ def _overview(
     stages = "" if recipe.context is None else f" in two stages, {recipe.context.num_context} slots"
     ranks = distributed.world_size() if recipe.batches_per_rank else 1
     table = Table(
+        "source",
+        *(Column(name, justify="right") for name in ("rows", "batch", "share", "passes")),
         title=f"{model.name}{stages}, {_size(model)}, {model.device}, {precision}; "
-        f"{recipe.steps} steps of {recipe.data.batches} batches"
+        f"{recipe.steps} steps of {recipe.data.batches} batches",
     )
-    table.add_column("source")
-    for column in ("rows", "batch", "share", "passes"):
-        table.add_column(column, justify="right")
     for source, share, passes in zip(
         mixture.sources, mixture.shares, sampler.passes(), strict=True
     ):
