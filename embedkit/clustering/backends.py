@@ -44,11 +44,9 @@ class TorchBackend:
 
         Shapes: scores ``(n, count)``, best first, and their centroids ``(n, count)``, int64.
         """
-        best = []
-        for block in points.split(max(1, _SCORES // len(centroids))):
-            scores = block @ centroids.T
-            best.append(scores.max(1, keepdim=True) if count == 1 else scores.topk(count))
-        scores, nearest = (torch.cat(parts) for parts in zip(*best, strict=True))
+        blocks = (b @ centroids.T for b in points.split(max(1, _SCORES // len(centroids))))
+        best = [b.max(1, keepdim=True) if count == 1 else b.topk(count) for b in blocks]
+        scores, nearest = map(torch.cat, zip(*best, strict=True))
         return scores, nearest
 
 
@@ -90,8 +88,8 @@ class FaissBackend:
     def search(self, points: Tensor, centroids: Tensor, count: int) -> tuple[Tensor, Tensor]:
         index = self._index(points.shape[1])
         index.add(_array(centroids))
-        scores, nearest = index.search(_array(points), count)
-        return torch.from_numpy(scores).to(self.device), torch.from_numpy(nearest).to(self.device)
+        scores, nearest = map(torch.from_numpy, index.search(_array(points), count))
+        return scores.to(self.device), nearest.to(self.device)
 
     def _index(self, dims: int) -> Any:
         """Return an empty flat index on the device."""

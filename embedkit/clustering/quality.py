@@ -1,6 +1,6 @@
 """Measures on whole surrogate vectors how hard a table's batches and random ones are."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,19 +49,15 @@ def compare(batches: SourceBatches, device: torch.device, *, seed: int) -> Compa
     measured = np.sort(rng.permuted(np.arange(min(_MEASURED, count)), count, seed))
     places = measured[:, None] * size + np.arange(size)
     drawn = rng.permuted(places.reshape(-1), rows, rng.fold_in(seed, "random")).reshape(-1, size)
-    ours = [batches[int(number)] for number in measured]
-    return Comparison(
-        batches,
-        measured,
-        measure(store.queries, store.documents, list(drawn), device),
-        measure(store.queries, store.documents, ours, device),
-    )
+    ours = [batches[number] for number in measured.tolist()]
+    random, near = (measure(store.queries, store.documents, each, device) for each in (drawn, ours))
+    return Comparison(batches, measured, random, near)
 
 
 def measure(
     queries: NDArray[np.float16],
     documents: NDArray[np.float16],
-    batches: Sequence[NDArray[np.int64]],
+    batches: Iterable[NDArray[np.int64]],
     device: torch.device,
 ) -> Quality:
     """Measure every batch by itself; a batch of one row has no negatives and is left out.
