@@ -66,23 +66,16 @@ def load(
 
 
 def check_lengths(recipe: Recipe, records: Sequence[Records], model: EmbeddingModel) -> None:
-    """Verify that the model can read texts as long as the run will truncate them.
-
-    Raises:
-        UserError: a limit of the recipe or of a source is too high.
-    """
-    sides = ("max_query_tokens", "max_document_tokens")
-    limits = {f"data.{side}": getattr(recipe.data, side) for side in sides}
-    for source in records:
-        limits |= {
-            f"{source.name}: {side}": getattr(source.description, side) or 0 for side in sides
-        }
-    for key, limit in limits.items():
-        if limit > model.position_limit:
-            raise UserError(
-                f"{key} = {limit}: {recipe.model} reads at most {model.position_limit} tokens; "
-                "set it to that or less"
-            )
+    """Raise ``UserError`` unless the model reads texts as long as the run will truncate them."""
+    limited = [("data.", recipe.data), *((f"{each.name}: ", each.description) for each in records)]
+    for prefix, holder in limited:
+        for side in ("max_query_tokens", "max_document_tokens"):
+            limit = getattr(holder, side)
+            if limit and limit > model.position_limit:
+                raise UserError(
+                    f"{prefix}{side} = {limit}: {recipe.model} reads at most "
+                    f"{model.position_limit} tokens; set it to that or less"
+                )
 
 
 def set_prompts(recipe: Recipe, records: Sequence[Records], model: Embedder | Contextual) -> None:

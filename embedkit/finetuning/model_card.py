@@ -42,8 +42,6 @@ documents = model.encode_document(corpus, dataset_embeddings=context)
 print(model.similarity(queries, documents))
 """
 
-_VECTORS = "the {pooling} of the last hidden states"
-
 _VECTORS_IN_CONTEXT = """\
 the mean of the second encoder's last hidden states over a text's own tokens, in
 front of which it reads what the first encoder makes of {slots} documents of the corpus"""
@@ -70,7 +68,8 @@ Vectors are {vectors}, scaled to unit length. Texts are cut at
 
 {widths}## Data
 
-{data}
+| source | rows | share of steps | licence |
+|---|---:|---:|---|{data}
 
 ## Recipe
 
@@ -90,15 +89,14 @@ def model_card(
     """Return Markdown with the front matter that the Hugging Face hub reads."""
     if recipe.context is None:
         pooling = {"mean": "mean", "cls": "first"}.get(model.pooling, f"pooling `{model.pooling}`")
-        vectors, use = _VECTORS.format(pooling=pooling), _USE
+        vectors, use = f"the {pooling} of the last hidden states", _USE
     else:
         slots = recipe.context.num_context
         vectors, use = _VECTORS_IN_CONTEXT.format(slots=slots), _USE_IN_CONTEXT.format(slots=slots)
-    rows = [
-        f"| {records.name} | {len(records):,} | {share:.1%} | {records.license or 'not stated'} |"
+    data = "".join(
+        f"\n| {records.name} | {len(records):,} | {share:.1%} | {records.license or 'not stated'} |"
         for records, share in zip(mixture.records, mixture.shares, strict=True)
-    ]
-    data = ["| source | rows | share of steps | licence |", "|---|---:|---:|---|", *rows]
+    )
     widths = scores = ""
     if shorter := [width for width in recipe.objective.needs.widths if width < model.width]:
         widths = _WIDTHS.format(widths=" or ".join(map(str, shorter)), last=shorter[-1])
@@ -115,7 +113,7 @@ def model_card(
         max_tokens=model.max_tokens,
         widths=widths,
         prompts=_prompts(model, recipe),
-        data="\n".join(data),
+        data=data,
         recipe=json.dumps(recipe.model_dump(mode="json", exclude_none=True), indent=2),
         scores=scores,
     )

@@ -118,11 +118,7 @@ def _finish(
 
 
 def _check_scores(recipe: Recipe, mixture: Mixture) -> None:
-    """Verify that sources have scores if and only if the loss uses them.
-
-    Raises:
-        DataError: names a source that lacks scores, or has some that go unused.
-    """
+    """Verify that sources have scores if and only if the loss uses them."""
     kind, needed = recipe.objective.kind, recipe.objective.needs.scores
     for records in mixture.records:
         if needed and not records.has_scores:
@@ -139,11 +135,7 @@ def _check_scores(recipe: Recipe, mixture: Mixture) -> None:
 
 
 def _check_slots(recipe: Recipe, mixture: Mixture) -> None:
-    """Verify that a batch can fill a context if no null vector fills empty slots.
-
-    Raises:
-        DataError: names a source whose batches have too few documents.
-    """
+    """Verify that a batch can fill a context if no null vector fills empty slots."""
     if recipe.context is None or recipe.context.null_vector:
         return
     slots, ranks = recipe.context.num_context, distributed.world_size()

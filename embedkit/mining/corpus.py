@@ -118,16 +118,14 @@ class Exclusions:
         _, same_queries, same_documents = np.intersect1d(
             corpus.queries.hashes, corpus.documents.hashes, assume_unique=True, return_indices=True
         )
-        self._stated = self._keys(
-            np.concatenate([corpus.query_of, same_queries]),
-            np.concatenate([corpus.document_of, same_documents]),
-        )
-        self._counts = np.bincount(
-            self._stated // max(self.num_documents, 1), minlength=len(corpus.queries)
-        )
+        queries = np.concatenate([corpus.query_of, same_queries])
+        documents = np.concatenate([corpus.document_of, same_documents])
+        self._stated = np.unique(queries * self.num_documents + documents)
+        owners = self._stated // max(self.num_documents, 1)
+        self._counts = np.bincount(owners, minlength=len(corpus.queries))
         labelled = corpus.label_of >= 0
         labels = corpus.label_of[labelled]
-        self._labelled = self._keys(labels, corpus.document_of[labelled])
+        self._labelled = np.unique(labels * self.num_documents + corpus.document_of[labelled])
         pairs = np.unique(np.stack([corpus.query_of[labelled], labels], axis=1), axis=0)
         self._labels = pairs[:, 1]
         # The labels of query i stand between its start and that of the next query.
@@ -147,9 +145,6 @@ class Exclusions:
             keys = label[:, None] * self.num_documents + documents[some]
             excluded[some] |= _contains(self._labelled, keys)
         return excluded
-
-    def _keys(self, owners: Ids, documents: Ids) -> Ids:
-        return np.unique(owners * self.num_documents + documents)
 
 
 def _contains(ordered: Ids, keys: Ids) -> NDArray[np.bool_]:

@@ -52,12 +52,8 @@ class _Candidates:
         Known are positives, documents that share the query's label, and, without in-batch
         negatives, documents of other rows.
         """
-        known = false_negatives(
-            self._query_hashes[queries],
-            self._answers,
-            self._asked,
-            self._document_hashes[documents],
-        )
+        asking, texts = self._query_hashes[queries], self._document_hashes[documents]
+        known = false_negatives(asking, self._answers, self._asked, texts)
         labels = self._query_labels[queries, None]
         known |= (labels == self._labels[documents]) & (labels != 0)
         if not self.in_batch_negatives:
@@ -90,12 +86,8 @@ class ContrastiveObjective:
     ) -> dict[str, Tensor]:
         """Add ``scale`` times the gradient of the batch's loss to the parameters.
 
-        Args:
-            model: encoder that maps a ``TokenBatch`` to unit vectors.
-            batch: this rank's share of the batch.
-            key: random key of this batch on this rank.
-            scale: factor of the gradient: 1 / number of batches in a step.
-            overhead: tokens that the encoder reads with each text, such as a context.
+        ``model`` maps a ``TokenBatch`` to unit vectors, and reads ``overhead`` tokens with each
+        text, such as a context; ``batch`` is this rank's share.
 
         Returns:
             ``loss``, the mean over all ranks' queries; ``accuracy``, the share of queries whose
@@ -141,8 +133,7 @@ class ContrastiveObjective:
     ) -> Tensor:
         """Back-propagate from scores to embeddings, a block of this rank's queries at a time.
 
-        Returns:
-            The sums over this rank's queries of the counts and losses that ``_of_rows`` returns.
+        Returns the counts and losses of ``_of_rows``, summed over this rank's queries.
         """
         across: _Gather = (
             distributed.gather if self._config.cross_device else lambda rows: (rows, 0)
@@ -187,8 +178,7 @@ class ContrastiveObjective:
         # Without in-batch negatives a positive has no other query as its negative.
         if self._config.symmetric and candidates.in_batch_negatives:
             reverse = candidates.excluded(_ALL, positives)[1].T
-        temperature = self._config.temperature
-        loss_of = partial(info_nce, temperature=temperature, reduction="sum")
+        loss_of = partial(info_nce, temperature=self._config.temperature, reduction="sum")
         losses = []
         for dim in self._config.matryoshka_dims or (queries.shape[1],):
             among = truncated(all_documents, dim)
@@ -199,7 +189,7 @@ class ContrastiveObjective:
                 loss = (loss + loss_of(answers, among, asked, excluded=reverse)) / 2
             losses.append(loss)
         with torch.no_grad():
-            scores = similarity(block, all_documents, temperature)
+            scores = similarity(block, all_documents, self._config.temperature)
             beaten = (scores > scores.gather(1, positives[:, None])) & ~excluded
             correct = (~beaten.any(dim=1)).sum()
         # ``known`` holds a query's own positive, so neither count of negatives includes it.

@@ -31,12 +31,8 @@ class MaskedLMObjective:
     ) -> dict[str, Tensor]:
         """Add ``scale`` times the gradient of the step's loss to the parameters.
 
-        Args:
-            model: module from ``(tokens, positions, targets)`` to the summed loss and the number of
-                correct predictions.
-            batch: this rank's share of the step.
-            key: random key of this step on this rank.
-            scale: factor of the gradient.
+        ``model`` maps ``(tokens, positions, targets)`` to the summed loss and the number of correct
+        predictions; ``batch`` is this rank's share of the step.
 
         Returns:
             ``loss``, the mean over the masked tokens of all ranks; ``accuracy``, the share of them
@@ -45,10 +41,8 @@ class MaskedLMObjective:
         """
         torch.manual_seed(key)
         device = batch.tokens.ids.device
-        counts = [float(len(batch.positions)), float(batch.tokens.num_tokens)]
-        masked, tokens = distributed.sum_over_ranks(
-            torch.tensor(counts, device=device, dtype=torch.float64)
-        )
+        counts = torch.tensor([len(batch.positions), batch.tokens.num_tokens], device=device)
+        masked, tokens = distributed.sum_over_ranks(counts.double())
         # Gradients are averaged over ranks later, so each rank multiplies its sum by world_size.
         share = scale * distributed.world_size() / masked.clamp(min=1)
         flops = self._flops(batch.tokens.lengths, len(batch.positions))
