@@ -67,16 +67,12 @@ class _View:
     def lengths(self) -> NDArray[np.int64]:
         return np.concatenate([np.empty(0, dtype=np.int64), *self.length_blocks()])
 
-    def ids(self, document: int, start: int, stop: int) -> NDArray[Any]:
-        """Return ids of a document from ``start`` to ``stop``, or to its end if that is first."""
+    def framed(self, document: int, start: int, stop: int) -> Ids:
+        """Return ids of a document from ``start`` to ``stop`` or its end, between special ones."""
         number = document if self._numbers is None else int(self._numbers[document])
         begin, end = self._store.offsets[number : number + 2]
-        return self._store.ids[begin + start : min(begin + stop, end)]
-
-    def framed(self, document: int, start: int, stop: int) -> Ids:
-        """Return the ids of ``ids`` as a sequence, between special tokens."""
-        parts = [self.prefix, self.ids(document, start, stop), self.suffix]
-        return np.concatenate(parts, dtype=np.int64)
+        ids = self._store.ids[begin + start : min(begin + stop, end)]
+        return np.concatenate([self.prefix, ids, self.suffix], dtype=np.int64)
 
 
 class TruncateRows:
@@ -151,12 +147,10 @@ class ConcatRows:
         """Return what a document, framed by special tokens, has between two chain positions."""
         view = self._view
         begin, end = self._begins[document : document + 2].tolist()
-        start, stop = max(start, begin) - begin, min(stop, end) - begin
-        opening, closing = len(view.prefix), end - begin - len(view.suffix)
-        inside = [min(max(place, opening), closing) - opening for place in (start, stop)]
-        prefix = view.prefix[start:stop]
-        suffix = view.suffix[max(start - closing, 0) : max(stop - closing, 0)]
-        return np.concatenate([prefix, view.ids(document, *inside), suffix], dtype=np.int64)
+        start, stop = max(start - begin, 0), stop - begin
+        # The part is cut out of a sequence whose tokens begin with number ``first``.
+        first = min(max(start - len(view.prefix), 0), end - begin - view.framing)
+        return view.framed(document, first, stop)[start - first : stop - first]
 
 
 def _at_least(store: TokenStore, length: int) -> NDArray[Any]:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import NonNegativeInt, PositiveInt
 
 from embedkit.data.manifests.readers import Reader
+from embedkit.data.sources.readers.siblings import row_of
 from embedkit.errors import DataError
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -46,21 +47,11 @@ class DocstringReader(Reader):
             for index, function in enumerate(functions):
                 if len(function.summary.split()) < self.min_words:
                     continue
-                others = _neighbours(functions, index, self.siblings)
-                yield {
-                    "query": function.summary,
-                    "positive": function.code,
-                    "negatives": others,
-                    "negative_concepts": [module] * len(others),
-                    "id": f"{module}.{function.name}",
-                    "module": module,
-                }
-
-
-def _neighbours(functions: list[_Documented], index: int, limit: int) -> list[str]:
-    nearest = sorted(range(len(functions)), key=lambda other: (abs(other - index), other))
-    codes = dict.fromkeys(functions[other].code for other in nearest)
-    return [code for code in codes if code != functions[index].code][:limit]
+                nearest = sorted(range(len(functions)), key=lambda n: (abs(n - index), n))
+                near = ((functions[n].code, module) for n in nearest)
+                id_ = f"{module}.{function.name}"
+                row = row_of(function.summary, function.code, id_, near, self.siblings)
+                yield {**row, "module": module}
 
 
 def _functions(module: str, path: Path, max_words: int) -> Iterator[_Documented]:

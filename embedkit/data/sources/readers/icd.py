@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 from pydantic import NonNegativeInt
 
 from embedkit.data.manifests.readers import Reader
+from embedkit.data.sources.readers.siblings import others, row_of
 from embedkit.errors import DataError
 
 
@@ -49,33 +50,19 @@ def _codes(
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of a code and of all codes below it."""
     name, title = _text(code, "name"), _text(code, "desc")
-    others = _others(code, family, siblings)
+    # The concepts are categories, such as A00 for the code A00.1.
+    near = [
+        (_text(other, "desc"), _text(other, "name").split(".", 1)[0])
+        for other in others(family, code)
+    ]
     notes = ("".join(note.itertext()) for note in code.findall("inclusionTerm/note"))
     for term in dict.fromkeys(" ".join(note.split()) for note in notes):
         # Some codes list their own title once more.
         if term.casefold() != title.casefold():
-            yield {
-                "query": term,
-                "positive": title,
-                "negatives": list(others),
-                "negative_concepts": [other.split(".", 1)[0] for other in others.values()],
-                "id": name,
-            }
+            yield row_of(term, title, name, near, siblings)
     below = code.findall("diag")
     for child in below:
         yield from _codes(child, below, siblings)
-
-
-def _others(
-    code: ElementTree.Element, family: list[ElementTree.Element], limit: int
-) -> dict[str, str]:
-    """Return titles and names of the codes under the same parent, from the code's own place on."""
-    index, title = family.index(code), _text(code, "desc")
-    others: dict[str, str] = {}
-    for other in family[index + 1 :] + family[:index]:
-        if len(others) < limit and _text(other, "desc") != title:
-            others.setdefault(_text(other, "desc"), _text(other, "name"))
-    return others
 
 
 def _text(element: ElementTree.Element, tag: str) -> str:

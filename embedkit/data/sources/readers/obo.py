@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import NonNegativeInt
 
 from embedkit.data.manifests.readers import Reader
+from embedkit.data.sources.readers.siblings import others, row_of
 from embedkit.errors import DataError
 
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"\s*(.*)')
@@ -57,30 +58,18 @@ class OboReader(Reader):
                 row = {"name": term.name, "definition": term.definition}
                 yield {**row, "synonyms": synonyms, "id": term.id}
             elif self.relation != "term" and document:
-                negatives = self._siblings(term, children)
+                # The smallest family comes first.
+                families = sorted((len(children[parent]), parent) for parent in term.parents)
+                siblings = [
+                    (self._document(sibling), sibling.id)
+                    for _, parent in families
+                    for sibling in others(children[parent], term)
+                ]
                 for query in [term.name] if self.relation == "definition" else synonyms:
-                    yield {
-                        "query": query,
-                        "positive": document,
-                        "negatives": list(negatives),
-                        "negative_concepts": list(negatives.values()),
-                        "id": term.id,
-                    }
+                    yield row_of(query, document, term.id, siblings, self.siblings)
 
     def _document(self, term: _Term) -> str:
         return term.definition if self.relation == "definition" else term.name
-
-    def _siblings(self, term: _Term, children: Mapping[str, list[_Term]]) -> dict[str, str]:
-        """Return documents and ids of terms under the same parents, the smallest family first."""
-        siblings: dict[str, str] = {}
-        for parent in sorted(term.parents, key=lambda parent: (len(children[parent]), parent)):
-            family = children[parent]
-            index = family.index(term)
-            for sibling in family[index + 1 :] + family[:index]:
-                document = self._document(sibling)
-                if len(siblings) < self.siblings and document not in ("", self._document(term)):
-                    siblings.setdefault(document, sibling.id)
-        return siblings
 
 
 def _terms(path: Path) -> Iterator[_Term]:
