@@ -10,8 +10,7 @@ from embedkit.errors import UserError
 from embedkit.models import hub, lora
 from embedkit.models.backbones import PaddedBackbone
 from embedkit.models.contextual.loading import is_contextual, load_contextual
-from embedkit.models.contextual.model import Contextual
-from embedkit.models.contextual.prefix import KERNELS
+from embedkit.models.contextual.model import KERNELS, Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.export import stock_mode

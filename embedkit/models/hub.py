@@ -87,18 +87,16 @@ def load(
         UserError: there is no such model, it has parts that embedkit does not know, or its weights
             do not match its config.json.
     """
-    settings = settings or ModelSettings()
-    stored = read_stored(resolve(model))
-    tokenizer = load_tokenizer(model)
-    device = device or torch.device("cpu")
+    settings, device = settings or ModelSettings(), device or torch.device("cpu")
+    stored, tokenizer = read_stored(resolve(model)), load_tokenizer(model)
     backbone = _backbone(model, tokenizer, settings.attention, device, autocast)
     limit = _position_limit(backbone.model, tokenizer)
-    include_prompt = settings.include_prompt
+    chosen = settings.include_prompt
     embedder = Embedder(
         backbone,
         tokenizer,
         pooling=settings.pooling or stored.pooling,
-        include_prompt=stored.include_prompt if include_prompt is None else include_prompt,
+        include_prompt=stored.include_prompt if chosen is None else chosen,
         prompts=stored.prompts,
         max_tokens=min(stored.max_tokens or limit, limit),
         position_limit=limit,
@@ -110,16 +108,11 @@ def load(
 
 
 def load_masked_lm(model: str) -> PreTrainedModel:
-    """Load a masked language model with its head, on the CPU, in fp32, ready to predict.
-
-    Raises:
-        UserError: there is no such model, or its file lacks weights, such as those of the head.
-    """
+    """Load a masked language model on the CPU, in fp32, or refuse one whose file lacks its head."""
     config, encoder = _config_of(model)
     if isinstance(config, NeoBERTConfig):
         return load_pretrained(NeoBERTForMaskedLM, encoder).float()
-    loaded: PreTrainedModel = load_whole(AutoModelForMaskedLM, encoder, model, config)
-    return loaded.eval()
+    return load_whole(AutoModelForMaskedLM, encoder, model, config).eval()
 
 
 def load_neobert(model: str) -> NeoBERTPreTrainedModel:
@@ -131,8 +124,7 @@ def load_neobert(model: str) -> NeoBERTPreTrainedModel:
     config, encoder = _config_of(model)
     if getattr(config, ORIGIN, None) == NeoBERTConfig.model_type:
         return from_eurobert(load_whole(AutoModel, encoder, model, config))
-    named = set(config.architectures or ())
-    with_decoder = named & {"NeoBERTForMaskedLM", "NeoBERTLMHead"}
+    with_decoder = {"NeoBERTForMaskedLM", "NeoBERTLMHead"} & set(config.architectures or ())
     return load_pretrained(NeoBERTForMaskedLM if with_decoder else NeoBERTModel, encoder)
 
 
@@ -200,11 +192,8 @@ def _backbone(
     else:
         chosen = attention or _fastest_attention(config, device, autocast)
         # AutoModel takes a T5's decoder too, without which encoders are published.
-        kind = (
-            AutoModelForTextEncoding
-            if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
-            else AutoModel
-        )
+        has_decoder = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
+        kind = AutoModelForTextEncoding if has_decoder else AutoModel
         loaded = load_whole(kind, encoder, model, config, attention=chosen)
         if getattr(config, ORIGIN, None) != NeoBERTConfig.model_type:
             return PaddedBackbone(loaded, pad_id=tokenizer.pad_token_id or 0)

@@ -6,11 +6,12 @@ Pickles are refused, since reading one may run code in it, and no code of a mode
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -23,8 +24,8 @@ PINNED = {"chandar-lab/NeoBERT": "5424c8efeea6491b151d62dee55a752165407430"}
 
 _FETCHED = ["*.json", "*.txt", "*.model", "*.safetensors"]
 """Patterns of the files to fetch of a model on the hub: settings, tokenizer and weights."""
-# OSError is raised for a file that is not cached while the hub cannot be reached.
-_HUB_ERRORS = (HFValidationError, HfHubHTTPError, EntryNotFoundError, OSError)
+# OSErrors are those of HTTP, and of a file that is not cached while the hub cannot be reached.
+_HUB_ERRORS = (HFValidationError, EntryNotFoundError, OSError)
 _WEIGHTS = "model.safetensors"
 _ADAPTER = "adapter_config.json"
 _SAFE_NAME = re.compile(r"[^/\\]+\.safetensors")
@@ -52,6 +53,21 @@ def fetched(model: str) -> Path:
         ) from None
 
 
+@cache
+def located(model: str) -> str:
+    """Return the folder of ``model``; a hub id without ``modules.json`` is returned as it is.
+
+    Raises:
+        UserError: the hub has a ``modules.json`` but not the model's weights in safetensors.
+    """
+    if Path(model).is_dir() or file_of(model, "modules.json") is None:
+        return model
+    folder = fetched(model)
+    if not list(folder.rglob("*.safetensors")):
+        refuse_pickle(model)
+    return str(folder)
+
+
 def file_of(model: str, name: str) -> Path | None:
     """Return the path of a file of a folder or hub id, or ``None`` if it has no such file."""
     if Path(model).is_dir():
@@ -65,11 +81,7 @@ def file_of(model: str, name: str) -> Path | None:
 
 
 def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
-    """Return the ``kind`` in a JSON file, or an empty one if the file does not exist.
-
-    Raises:
-        UserError: the file is no JSON, or holds something else.
-    """
+    """Return the ``kind`` in a JSON file, which holds nothing else; an empty one without a file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else kind()
     except ValueError as error:
@@ -103,23 +115,15 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the weights whose names begin with ``prefix``, by the rest of their names."""
-    return {
-        name.removeprefix(prefix): weight
-        for name, weight in weights.items()
-        if name.startswith(prefix)
-    }
+    start = len(prefix)
+    return {name[start:]: weight for name, weight in weights.items() if name.startswith(prefix)}
 
 
 def check_weight_files(encoder: str, *, named: str | None = None) -> None:
-    """Verify that the weights of a folder or hub id are in safetensors files inside it.
+    """Raise UserError unless the weights of a folder or hub id are in safetensors files inside it.
 
-    Args:
-        encoder: folder or hub id.
-        named: file of weights, or index of such files, that config.json names as
-            ``transformers_weights``.
-
-    Raises:
-        UserError: they are not; the message names the file and the remedy.
+    ``named`` is the file of weights, or index of such files, that config.json names as
+    ``transformers_weights``.
     """
     if file_of(encoder, _ADAPTER):
         raise UserError(
@@ -134,11 +138,7 @@ def check_weight_files(encoder: str, *, named: str | None = None) -> None:
 
 
 def refuse_pickle(encoder: str) -> None:
-    """Verify that a folder or hub id does not have its weights as pickles alone.
-
-    Raises:
-        UserError: the weights are pickles; the message says how to convert them.
-    """
+    """Raise UserError, which says how to convert them, if all weights of an encoder are pickles."""
     names = _names(encoder)
     if any(name.endswith(".safetensors") for name in names):
         return

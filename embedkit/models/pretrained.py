@@ -1,6 +1,6 @@
 """Loading with transformers, which must find exactly the weights of a model's class."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,7 @@ _TASK_HEADS = """
     qa_classifier qa_outputs score sequence_summary start_logits
 """
 """Names in transformers of heads for classification, multiple choice and question answering."""
-_LOADING_ERRORS = (
-    OSError,
-    ValueError,
-    RuntimeError,
-    ImportError,
-    SafetensorError,
-    StrictDataclassError,
-)
+_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
 """Errors of transformers; the last is of a config.json with values that do not go together."""
 _COMPUTED = {"inv_freq", "position_ids", "token_type_ids"}
 """Names of buffers that older releases of transformers stored and that are computed now."""
@@ -55,14 +48,13 @@ def quietly() -> Iterator[None]:
 
 def from_pretrained(kind: Any, path: str, model: str, **options: Any) -> Any:
     """Call ``kind.from_pretrained(path)``; its errors become a UserError of one line."""
-    if path in PINNED:
-        options["revision"] = PINNED[path]
     if not Path(path).is_dir():
         settle_network()
     try:
         with quietly():
-            return kind.from_pretrained(path, trust_remote_code=False, **options)
-    except _LOADING_ERRORS as error:
+            revision = PINNED.get(path, "main")
+            return kind.from_pretrained(path, revision=revision, trust_remote_code=False, **options)
+    except _ERRORS as error:
         if options.get("use_safetensors"):
             refuse_pickle(path)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -78,15 +70,11 @@ def load_whole(
 ) -> Any:
     """Load a ``kind`` in fp32 from a file with exactly its weights; other heads are ignored.
 
-    Args:
-        kind: class or ``Auto`` class of transformers.
-        path: folder or hub id of the encoder.
-        model: name of the model in error messages.
-        config: configuration of the encoder, which may name a file of weights.
-        attention: implementation of attention by its name in transformers.
+    ``kind`` is a class or ``Auto`` class of transformers, ``path`` a folder or hub id, and
+    ``attention`` the name of an implementation in transformers. Errors name ``model``.
 
     Raises:
-        UserError: there is no such model, or its file holds other weights.
+        UserError: there is no such model, or its file lacks weights, has extra ones, or others.
     """
     check_weight_files(path, named=getattr(config, "transformers_weights", None))
     # A pooler has no effect on mean and cls pooling, and many releases leave it out. It is then
@@ -103,12 +91,6 @@ def load_whole(
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    _check_whole(loaded, report, model)
-    return loaded
-
-
-def _check_whole(loaded: PreTrainedModel, report: Mapping[str, Any], model: str) -> None:
-    """Raise UserError if a model's file lacks weights, has extra ones, or has other shapes."""
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
     if missing:
         raise UserError(
@@ -128,6 +110,7 @@ def _check_whole(loaded: PreTrainedModel, report: Mapping[str, Any], model: str)
             "config.json, or, to do without them, save the encoder with transformers' AutoModel "
             "and pass that folder"
         )
+    return loaded
 
 
 def _not_of_heads(network: PreTrainedModel, unexpected: Iterable[str]) -> list[str]:

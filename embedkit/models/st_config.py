@@ -3,18 +3,11 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from embedkit.errors import UserError
-from embedkit.models.model_files import (
-    check_weight_files,
-    fetched,
-    file_of,
-    read_json,
-    refuse_pickle,
-)
+from embedkit.models.model_files import check_weight_files, located, read_json, refuse_pickle
 from embedkit.models.pooling import STOCK_MODES, pooling_with_stock_mode
 
 _NO_LIMIT = 10**6
@@ -86,25 +79,6 @@ def read_stored(folder: str) -> Stored:
         default_prompt_name=settings.get("default_prompt_name"),
         max_tokens=int(limit) if limit else None,
     )
-
-
-def located(model: str) -> str:
-    """Return the folder of ``model``; a hub id without ``modules.json`` is returned as it is.
-
-    Raises:
-        UserError: the hub has a ``modules.json`` but not the model's weights in safetensors.
-    """
-    return model if Path(model).is_dir() else _fetched(model)
-
-
-@cache
-def _fetched(name: str) -> str:
-    if file_of(name, "modules.json") is None:
-        return name
-    folder = fetched(name)
-    if not list(folder.rglob("*.safetensors")):
-        refuse_pickle(name)
-    return str(folder)
 
 
 def describes_two_stages(config: Mapping[str, Any]) -> bool:

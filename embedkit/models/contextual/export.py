@@ -1,6 +1,6 @@
 """Export of two-stage models: a sentence-transformers folder with code in one file."""
 
-import shutil
+import re
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -68,11 +68,20 @@ def write_contextual(
     with whole_folder(folder, "a model") as aside:
         write_json(aside / "config.json", config)
         save_file(weights, aside / "model.safetensors", metadata={"format": "pt"})
-        shutil.copy(Path(__file__).with_name(f"{_CODE}.py"), aside / f"{_CODE}.py")
+        (aside / f"{_CODE}.py").write_text(_code(), encoding="utf-8")
         write_json(aside / "modules.json", [{**module, "kwargs": ["dataset_embeddings"]}])
         write_json(aside / "config_sentence_transformers.json", settings)
         save_tokenizer(model.tokenizer, aside)
         (aside / "README.md").write_text(card, encoding="utf-8")
+
+
+def _code() -> str:
+    """Return ``modeling_contextual`` with the code of ``prefix`` in place of its import."""
+    module, prefix = (
+        Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+        for name in (_CODE, "prefix")
+    )
+    return re.sub(r"from embedkit.*\n", lambda _: prefix, module)
 
 
 def _stock(backbone: Backbone, name: str) -> PreTrainedModel:

@@ -14,10 +14,10 @@ from embedkit.models.contextual import cde_checkpoint
 from embedkit.models.contextual.context import Context
 from embedkit.models.contextual.model import Contextual, without_pooler
 from embedkit.models.eurobert import ORIGIN, from_eurobert
-from embedkit.models.model_files import fetched, read_json, read_weights, under
+from embedkit.models.model_files import fetched, located, read_json, read_weights, under
 from embedkit.models.neobert import NeoBERTConfig
 from embedkit.models.pretrained import quietly
-from embedkit.models.st_config import describes_two_stages, located
+from embedkit.models.st_config import describes_two_stages
 from embedkit.recipe import ContextualConfig
 
 

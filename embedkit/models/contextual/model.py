@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from embedkit import rng
 from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone, PaddedBackbone, shape_of
+from embedkit.models.contextual import prefix
 from embedkit.models.contextual.context import Context, Embeddings
-from embedkit.models.contextual.prefix import Slots, prepare_to_read
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel, Role
 from embedkit.models.pooling import mean_by_text
@@ -28,6 +28,14 @@ from embedkit.recipe import ContextualConfig
 from embedkit.storage.hashing import sha256_of, sha256_of_json
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.tokenizer import identity_of
+
+# Others bias attention by distance in the sequence, or do not accept vectors instead of tokens.
+_ARCHITECTURES = ("bert", "eurobert", "modernbert", "nomic_bert", "roberta", "xlm-roberta")
+"""Model types of transformers that can read a prefix; a NeoBERT can too, without padding."""
+
+# A flash kernel takes no mask, and reads the positions of a prefix as many texts packed in one row.
+KERNELS = ("sdpa", "eager")
+"""Implementations of attention with which encoders of transformers can read a prefix."""
 
 
 class Contextual(EmbeddingModel):
@@ -66,7 +74,7 @@ class Contextual(EmbeddingModel):
     ) -> None:
         super().__init__()
         if isinstance(second, PaddedBackbone):
-            prepare_to_read(second.model, name)
+            _prepare_to_read(second.model, name)
         self.config, self.tokenizer = config, tokenizer
         self.prompts, self.name, self.autocast = dict(prompts), name, autocast
         self.frozen = frozen
@@ -88,7 +96,7 @@ class Contextual(EmbeddingModel):
             # A fixed seed gives the same initial weights in every process.
             torch.manual_seed(0)
             words: Any = second.model.get_input_embeddings()
-            self.slots = Slots(config, words.weight)
+            self.slots = _Slots(config, words.weight)
             self.context_projection = self.output_projection = None
             if config.context_projection:
                 self.context_projection = _two_layers(second.width, nn.GELU())
@@ -273,6 +281,46 @@ def without_pooler(network: Any) -> Any:
     if hasattr(network, "pooler"):
         network.pooler = None
     return network
+
+
+class _Slots(prefix.Slots):
+    """Slots with initial weights. ``words`` ``(V, D)`` are the word embeddings of their reader."""
+
+    def __init__(self, config: ContextualConfig, words: Tensor) -> None:
+        super().__init__(config, words.shape[1])
+        if self.norm is not None:
+            scale = words.detach().float().square().mean().sqrt()
+            nn.init.constant_(self.norm.weight, float(scale))
+        for vectors in (self.null, self.soft_prompts):
+            if vectors is not None:
+                vectors.data = 0.01 * torch.randn(vectors.shape)
+
+    def check(self, documents: int) -> None:
+        """Raise UserError for more documents than slots, or fewer without a null vector."""
+        slots = self._config.num_context
+        if documents > slots:
+            raise UserError(f"a context of {documents} documents: the model has {slots} slots")
+        if documents < slots and self.null is None:
+            raise UserError(
+                f"a context of {documents} documents: the model has no null vector to fill its "
+                f"{slots} slots with; pass {slots}"
+            )
+
+
+def _prepare_to_read(model: PreTrainedModel, name: str) -> None:
+    """Prepare an encoder of transformers to read prefixes; replace a flash kernel by ``sdpa``.
+
+    Raises:
+        UserError: the encoder's architecture cannot read a prefix.
+    """
+    kind = model.config.model_type
+    if kind not in _ARCHITECTURES:
+        raise UserError(
+            f"{name}: a {kind} cannot read context vectors; choose a neobert, "
+            f"{', '.join(_ARCHITECTURES)}"
+        )
+    if model.config._attn_implementation not in KERNELS:
+        model.set_attn_implementation("sdpa")
 
 
 @cache

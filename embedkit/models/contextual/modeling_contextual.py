@@ -15,6 +15,7 @@ Shapes: J slots for documents, B texts of L columns, D features.
 
 from collections.abc import Sequence
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -22,10 +23,8 @@ import torch.nn.functional as F
 from sentence_transformers.base.modules import InputModule
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer
-from transformers.masking_utils import (
-    create_bidirectional_mask,
-    create_bidirectional_sliding_window_mask,
-)
+
+from embedkit.models.contextual.prefix import Slots, prefixed_inputs
 
 
 class ContextualModule(InputModule):
@@ -44,10 +43,16 @@ class ContextualModule(InputModule):
         self.config, self.tokenizer = config, tokenizer
         self.max_seq_length = int(config["max_seq_length"])
         shape = config["contextual"]
+        text_start = shape["first_position"]
+        if text_start is None:
+            text_start = 0 if shape["position_free"] else shape["num_context"]
+        text_start += shape["soft_prompts"]
+        # Slots are dropped in embedkit's training alone.
+        settings = shape | {"text_start": text_start, "context_dropout": 0.0}
         self.second = _network(config["second"])
         self.first = _network(config["first"]) if config["first"] else None
         width = self.second.config.hidden_size
-        self.slots = Slots(shape, width)
+        self.slots = Slots(SimpleNamespace(**settings), width)
         self.context_projection = self.output_projection = None
         if shape["context_projection"]:
             self.context_projection = _two_layers(width, nn.GELU())
@@ -118,7 +123,8 @@ class ContextualModule(InputModule):
         input_ids, mask = features["input_ids"], features["attention_mask"]
         words = self.second.get_input_embeddings().weight
         prefix = self.slots(torch.as_tensor(context).to(words), len(input_ids))
-        states = self._read(input_ids, mask, prefix)
+        inputs = prefixed_inputs(self.second, input_ids, mask, prefix)
+        states = self.second(**inputs).last_hidden_state[:, prefix.length :]
         kept = mask
         if not self.config["contextual"]["include_prompt"]:
             columns = torch.arange(mask.shape[1], device=mask.device)
@@ -161,79 +167,6 @@ class ContextualModule(InputModule):
             return 0
         ids = self.tokenizer(prompt)["input_ids"]
         return len(ids) - int(ids[-1] in set(self.tokenizer.all_special_ids))
-
-    def _read(self, input_ids: Tensor, mask: Tensor, prefix: Tensor) -> Tensor:
-        """Return the second encoder's hidden states of the text alone, ``(B, L, D)``."""
-        shape, network = self.config["contextual"], self.second
-        kind, width = network.config.model_type, prefix.shape[1]
-        words = network.get_input_embeddings()(input_ids)
-        if shape["entry"] == "published" and kind == "modernbert":
-            words = network.embeddings(input_ids)
-        elif shape["entry"] == "published" and kind == "nomic_bert":
-            prefix = prefix - network.embeddings.token_type_embeddings.weight[0]
-        embeddings = torch.cat([prefix, words], dim=1)
-        whole = torch.cat([mask.new_ones(prefix.shape[:2]), mask], dim=1)
-        inputs: dict[str, Any] = {"inputs_embeds": embeddings, "attention_mask": whole}
-        if shape["entry"] == "token" and kind == "modernbert":
-            inputs["attention_mask"] = self._masks(embeddings, whole, width)
-        positions = self._positions(input_ids.shape[1]).to(mask.device).expand(whole.shape)
-        return network(position_ids=positions, **inputs).last_hidden_state[:, width:]
-
-    def _positions(self, columns: int) -> Tensor:
-        """Return positions of context, soft prompts and text, ``(J + soft prompts + L,)``."""
-        shape, config = self.config["contextual"], self.second.config
-        slots, first = shape["num_context"], shape["first_position"]
-        if first is None:
-            first = 0 if shape["position_free"] else slots
-        of_slots = torch.arange(slots) * (not shape["position_free"])
-        of_rest = first + torch.arange(shape["soft_prompts"] + columns)
-        roberta = config.model_type in ("roberta", "xlm-roberta")
-        return torch.cat([of_slots, of_rest]) + (config.pad_token_id + 1 if roberta else 0)
-
-    def _masks(self, embeddings: Tensor, mask: Tensor, width: int) -> dict[str, Any]:
-        """Return ModernBERT's masks; local ones do not hide the first ``width`` columns."""
-
-        def through_prefix(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return (query < width) | (key < width)
-
-        given = {"config": self.second.config, "inputs_embeds": embeddings, "attention_mask": mask}
-        return {
-            "full_attention": create_bidirectional_mask(**given),
-            "sliding_attention": create_bidirectional_sliding_window_mask(
-                **given, or_mask_function=through_prefix
-            ),
-        }
-
-
-class Slots(nn.Module):
-    """Module that puts context vectors, null vectors and soft prompts in front of each text."""
-
-    def __init__(self, shape: dict[str, Any], width: int) -> None:
-        super().__init__()
-        self.count = int(shape["num_context"])
-        prompts = shape["soft_prompts"]
-        self.norm = nn.RMSNorm(width, eps=1e-6) if shape["context_norm"] else None
-        self.null = nn.Parameter(torch.zeros(width)) if shape["null_vector"] else None
-        self.soft_prompts = nn.Parameter(torch.zeros(prompts, width)) if prompts else None
-
-    def check(self, documents: int) -> None:
-        """Raise ValueError if a context of so many documents does not fit the slots."""
-        if documents > self.count or (documents < self.count and self.null is None):
-            which = "exactly" if self.null is None else "at most"
-            raise ValueError(
-                f"a context of {documents} documents: this model reads {which} {self.count}"
-            )
-
-    def forward(self, context: Tensor, texts: int) -> Tensor:
-        """Return the vectors before each text: ``(n, D)`` -> ``(B, J + soft prompts, D)``."""
-        self.check(len(context))
-        vectors = context if self.norm is None else self.norm(context)
-        if self.null is not None:
-            missing = self.count - len(context)
-            vectors = torch.cat([vectors, self.null.expand(missing, -1)])
-        if self.soft_prompts is not None:
-            vectors = torch.cat([vectors, self.soft_prompts])
-        return vectors.expand(texts, -1, -1)
 
 
 def _network(config: dict[str, Any]) -> Any:

@@ -1,29 +1,19 @@
 """Vectors that an encoder reads in front of a text, and inputs with which architectures do so.
 
+An export writes this code out, so that it needs torch and transformers alone.
+
 Shapes: B sequences, P vectors in front of each, L columns once padded, D features.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.masking_utils import (
     create_bidirectional_mask,
     create_bidirectional_sliding_window_mask,
 )
-
-from embedkit.errors import UserError
-from embedkit.recipe import ContextualConfig
-
-# Others bias attention by distance in the sequence, or do not accept vectors instead of tokens.
-_ARCHITECTURES = ("bert", "eurobert", "modernbert", "nomic_bert", "roberta", "xlm-roberta")
-"""Model types of transformers that can read a prefix; a NeoBERT can too, without padding."""
-
-# A flash kernel takes no mask, and reads the positions of a prefix as many texts packed in one row.
-KERNELS = ("sdpa", "eager")
-"""Implementations of attention with which encoders of transformers can read a prefix."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +27,7 @@ class Prefix:
     vectors: Tensor
     positions: Tensor
     text_start: int
-    entry: Literal["token", "published"] = "token"
+    entry: str = "token"
 
     @property
     def length(self) -> int:
@@ -51,32 +41,25 @@ class Prefix:
 class Slots(nn.Module):
     """Module that fills J slots with context vectors, and the rest of them with the null vector.
 
-    Shapes: ``words`` ``(V, D)``, the word embeddings of the encoder that reads the slots.
+    ``config`` has the attributes of embedkit's ``ContextualConfig``.
     """
 
-    def __init__(self, config: ContextualConfig, words: Tensor) -> None:
+    def __init__(self, config: Any, width: int) -> None:
         super().__init__()
         self._config = config
-        width = words.shape[1]
-        self.norm = self.null = self.soft_prompts = None
-        if config.context_norm:
-            self.norm = nn.RMSNorm(width, eps=1e-6)
-            scale = words.detach().float().square().mean().sqrt()
-            nn.init.constant_(self.norm.weight, float(scale))
-        if config.null_vector:
-            self.null = nn.Parameter(0.01 * torch.randn(width))
+        self.norm = nn.RMSNorm(width, eps=1e-6) if config.context_norm else None
+        self.null = nn.Parameter(torch.zeros(width)) if config.null_vector else None
+        self.soft_prompts: nn.Parameter | None = None
         if config.soft_prompts:
-            self.soft_prompts = nn.Parameter(0.01 * torch.randn(config.soft_prompts, width))
+            self.soft_prompts = nn.Parameter(torch.zeros(config.soft_prompts, width))
 
     def check(self, documents: int) -> None:
-        """Raise UserError for more documents than slots, or fewer without a null vector."""
+        """Raise ValueError for more documents than slots, or fewer without a null vector."""
         slots = self._config.num_context
-        if documents > slots:
-            raise UserError(f"a context of {documents} documents: the model has {slots} slots")
-        if documents < slots and self.null is None:
-            raise UserError(
-                f"a context of {documents} documents: the model has no null vector to fill its "
-                f"{slots} slots with; pass {slots}"
+        if documents > slots or (documents < slots and self.null is None):
+            which = "exactly" if self.null is None else "at most"
+            raise ValueError(
+                f"a context of {documents} documents: this model reads {which} {slots}"
             )
 
     def forward(self, context: Tensor, texts: int) -> Prefix:
@@ -104,24 +87,8 @@ class Slots(nn.Module):
         return Prefix(vectors, positions, config.text_start, config.entry)
 
 
-def prepare_to_read(model: PreTrainedModel, name: str) -> None:
-    """Prepare an encoder of transformers to read prefixes; replace a flash kernel by ``sdpa``.
-
-    Raises:
-        UserError: the encoder's architecture cannot read a prefix.
-    """
-    kind = model.config.model_type
-    if kind not in _ARCHITECTURES:
-        raise UserError(
-            f"{name}: a {kind} cannot read context vectors; choose a neobert, "
-            f"{', '.join(_ARCHITECTURES)}"
-        )
-    if model.config._attn_implementation not in KERNELS:
-        model.set_attn_implementation("sdpa")
-
-
 def prefixed_inputs(
-    model: PreTrainedModel, input_ids: Tensor, mask: Tensor, prefix: Prefix
+    network: Any, input_ids: Tensor, mask: Tensor, prefix: Prefix
 ) -> dict[str, Any]:
     """Return the inputs with which an encoder of transformers reads ``prefix`` before its tokens.
 
@@ -130,8 +97,7 @@ def prefixed_inputs(
 
     Shapes: ``input_ids`` and ``mask`` ``(B, L)``; the encoder then returns ``(B, P + L, D)``.
     """
-    network: Any = model
-    kind = model.config.model_type
+    kind = network.config.model_type
     words = network.get_input_embeddings()(input_ids)
     vectors = prefix.vectors.to(words.dtype)
     if prefix.entry == "published" and kind == "modernbert":
