@@ -81,20 +81,16 @@ class NeoBERTBackbone(Backbone):
     def forward(self, tokens: TokenBatch, prefix: Prefix | None = None) -> Tensor:
         if prefix is None:
             return self.model.encode_tokens(tokens)
-        rows = torch.arange(len(tokens)).repeat_interleave(tokens.lengths)
+        lengths, words = tokens.lengths, self.model.encoder(tokens.ids)
+        texts = words.split(lengths.tolist())
         # Each sequence consists of its rows of the prefix, then its tokens.
-        text = torch.arange(tokens.num_tokens) + prefix.length * (rows + 1)
-        is_text = torch.zeros(tokens.num_tokens + len(tokens) * prefix.length, dtype=torch.bool)
-        is_text[text] = True
-        order = torch.cat([(~is_text).nonzero().squeeze(1), text]).argsort()
-        within = torch.arange(tokens.num_tokens) - tokens.offsets[rows]
-        positions = torch.cat([prefix.positions.repeat(len(tokens)), prefix.text_start + within])
-        words = self.model.encoder(tokens.ids)
-        embeddings = torch.cat([prefix.vectors.flatten(0, 1).to(words.dtype), words])
-        states = self.model.encode_embeddings(
-            embeddings[order.to(words.device)], tokens.lengths + prefix.length, positions[order]
-        )
-        return states[text.to(words.device)]
+        embeddings, positions = [], []
+        for vectors, text in zip(prefix.vectors.to(words.dtype), texts, strict=True):
+            embeddings += [vectors, text]
+            positions += [prefix.positions, prefix.text_start + torch.arange(len(text))]
+        whole = lengths + prefix.length
+        states = self.model.encode_embeddings(torch.cat(embeddings), whole, torch.cat(positions))
+        return torch.cat([each[prefix.length :] for each in states.split(whole.tolist())])
 
 
 def absolute_positions(model: nn.Module) -> int | None:

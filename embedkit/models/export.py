@@ -20,11 +20,6 @@ from embedkit.storage.atomic import write_json
 from embedkit.storage.folders import check_replaceable, whole_folder
 from embedkit.tokens.tokenizer import save_tokenizer
 
-# The class names that every release of sentence-transformers reads, old and new.
-_TRANSFORMER = "sentence_transformers.models.Transformer"
-_POOLING = "sentence_transformers.models.Pooling"
-_NORMALIZE = "sentence_transformers.models.Normalize"
-
 
 def export(
     model: str | Path | EmbeddingModel,
@@ -84,11 +79,7 @@ def export(
 
 
 def stock_mode(embedder: Embedder) -> str:
-    """Return the name that sentence-transformers has for the pooling of a model to export.
-
-    Raises:
-        UserError: sentence-transformers is not known to have this pooling.
-    """
+    """Return the name that sentence-transformers has for a model's pooling, which must have one."""
     mode = stock_mode_of(embedder.pooling)
     if mode is None:
         raise UserError(
@@ -152,9 +143,11 @@ def _write_eurobert(network: NeoBERTModel, embedder: Embedder, folder: Path) -> 
 
 def _write_settings(embedder: Embedder, folder: Path) -> None:
     """Write the settings that sentence-transformers reads: modules, pooling, prompts, length."""
-    types = {"": _TRANSFORMER, "1_Pooling": _POOLING, "2_Normalize": _NORMALIZE}
+    # The names of classes that every release of sentence-transformers reads, old and new.
+    package = "sentence_transformers.models"
+    types = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     modules = [
-        {"idx": number, "name": str(number), "path": path, "type": kind}
+        {"idx": number, "name": str(number), "path": path, "type": f"{package}.{kind}"}
         for number, (path, kind) in enumerate(types.items())
     ]
     mode = stock_mode(embedder)

@@ -50,8 +50,7 @@ def converted(
     config.json tells.
 
     Raises:
-        UserError: the folder has another layout, settings that embedkit does not compute, or no
-            tokenizer.
+        UserError: another layout, settings that embedkit does not compute, or no tokenizer.
     """
     if not any(name.startswith(_SECOND) for name in weights):
         raise UserError(f"{folder}: has no {_SECOND}* weights; pass a cde-small-v1 or v2")
@@ -65,17 +64,19 @@ def converted(
         )
     first, first_weights = _encoder(under(weights, f"{_FIRST}embedder."), folder)
     second, second_weights = _encoder(under(weights, f"{_SECOND}backbone."), folder)
-    prompts, has_null = _soft_prompts(weights), _NULL in weights
-    contextual = _contextual_config(config, second, len(prompts), has_null=has_null)
+    slots = {"soft_prompts": _soft_prompts(weights)}
+    if has_null := _NULL in weights:
+        slots["null"] = weights[_NULL]
+    prompts = len(slots["soft_prompts"])
     named = {
         "first.": first_weights,
         "second.": second_weights,
         "context_projection.": under(weights, f"{_FIRST}mlp."),
         "output_projection.": under(weights, f"{_SECOND}output_projection."),
-        "slots.": {"soft_prompts": prompts, **({"null": weights[_NULL]} if has_null else {})},
+        "slots.": slots,
     }
     description = {
-        "contextual": contextual.model_dump(),
+        "contextual": _contextual_config(config, second, prompts, has_null=has_null).model_dump(),
         "max_seq_length": int(config.get("max_seq_length") or 512),
         "position_limit": int(second.max_position_embeddings),
         "prompts": _PROMPTS,
@@ -83,17 +84,11 @@ def converted(
         "first": first.to_dict(),
         "second": second.to_dict(),
     }
-    return description, {
-        f"{prefix}{name}": weight for prefix, part in named.items() for name, weight in part.items()
-    }
+    return description, {f"{stage}{k}": w for stage, part in named.items() for k, w in part.items()}
 
 
 def _contextual_config(
-    config: Mapping[str, Any],
-    second: NomicBertConfig | ModernBertConfig,
-    soft_prompts: int,
-    *,
-    has_null: bool,
+    config: Mapping[str, Any], second: Any, soft_prompts: int, *, has_null: bool
 ) -> ContextualConfig:
     slots = int(config["transductive_corpus_size"])
     unrotated = bool(config.get("disable_transductive_rotary_embedding", True))
@@ -141,9 +136,7 @@ def _nomic_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return named
 
 
-def _encoder(
-    weights: Mapping[str, Tensor], folder: Path
-) -> tuple[NomicBertConfig | ModernBertConfig, Mapping[str, Tensor]]:
+def _encoder(weights: Mapping[str, Tensor], folder: Path) -> tuple[Any, Mapping[str, Tensor]]:
     """Return the config of a NomicBERT or ModernBERT, read off its weights, and the weights."""
     kind: Any = ModernBertConfig
     words, down = "embeddings.tok_embeddings", "mlp.Wo"

@@ -52,14 +52,11 @@ def load_contextual(
         facts = (origin[name] for name in ("model", "corpus_size", "seed"))
         frozen = Context(weights.pop("frozen"), *facts)
     tokenizer = hub.load_tokenizer(str(folder))
+    stages = [stage for stage in ("first", "second") if config[stage]]
     pad_id = tokenizer.pad_token_id or 0
-    encoders = {
-        stage: _encoder(folder, stage, config[stage], weights, pad_id)
-        for stage in ("first", "second")
-        if config[stage]
-    }
-    stored = read_json(folder / "config_sentence_transformers.json").get("prompts")
-    prompts = stored or config.get("prompts", {})
+    encoders = {each: _encoder(folder, each, config[each], weights, pad_id) for each in stages}
+    settings = read_json(folder / "config_sentence_transformers.json")
+    prompts = settings.get("prompts") or config.get("prompts", {})
     loaded = Contextual(
         encoders.get("first"),
         encoders["second"],

@@ -75,9 +75,8 @@ class Contextual(EmbeddingModel):
         super().__init__()
         if isinstance(second, PaddedBackbone):
             _prepare_to_read(second.model, name)
-        self.config, self.tokenizer = config, tokenizer
+        self.config, self.tokenizer, self.frozen = config, tokenizer, frozen
         self.prompts, self.name, self.autocast = dict(prompts), name, autocast
-        self.frozen = frozen
         self.position_limit = position_limit - config.text_start
         if self.position_limit < 3:
             raise UserError(
@@ -85,12 +84,10 @@ class Contextual(EmbeddingModel):
                 "taken in front of a text; set position_free = true"
             )
         self.max_tokens = min(max_tokens, self.position_limit)
-        self.second = second
         # A tied encoder is stored under one name, since safetensors refuses shared weights.
-        self._own_first = None if config.tied else first
-        for backbone in (self.second, self._own_first):
-            if backbone is not None:
-                without_pooler(backbone.model)
+        self.second, self._own_first = second, None if config.tied else first
+        for backbone in filter(None, (self.second, self._own_first)):
+            without_pooler(backbone.model)
         self._hashed: tuple[object, str] = (None, "")
         with torch.random.fork_rng(devices=()):
             # A fixed seed gives the same initial weights in every process.
@@ -99,9 +96,9 @@ class Contextual(EmbeddingModel):
             self.slots = _Slots(config, words.weight)
             self.context_projection = self.output_projection = None
             if config.context_projection:
-                self.context_projection = _two_layers(second.width, nn.GELU())
+                self.context_projection = prefix.two_layers(second.width, nn.GELU())
             if config.output_projection:
-                self.output_projection = _two_layers(second.width, nn.ReLU())
+                self.output_projection = prefix.two_layers(second.width, nn.ReLU())
 
     @classmethod
     def around(cls, embedder: Embedder, config: ContextualConfig) -> Self:
@@ -308,11 +305,7 @@ class _Slots(prefix.Slots):
 
 
 def _prepare_to_read(model: PreTrainedModel, name: str) -> None:
-    """Prepare an encoder of transformers to read prefixes; replace a flash kernel by ``sdpa``.
-
-    Raises:
-        UserError: the encoder's architecture cannot read a prefix.
-    """
+    """Refuse architectures that cannot read a prefix; replace a flash kernel by ``sdpa``."""
     kind = model.config.model_type
     if kind not in _ARCHITECTURES:
         raise UserError(
@@ -333,7 +326,3 @@ def _optimizer_steps() -> list[int]:
 
     register_optimizer_step_post_hook(count)
     return steps
-
-
-def _two_layers(width: int, activation: nn.Module) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, width), activation, nn.Linear(width, width))

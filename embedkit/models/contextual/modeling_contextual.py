@@ -24,7 +24,7 @@ from sentence_transformers.base.modules import InputModule
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-from embedkit.models.contextual.prefix import Slots, prefixed_inputs
+from embedkit.models.contextual.prefix import Slots, prefixed_inputs, two_layers
 
 
 class ContextualModule(InputModule):
@@ -55,9 +55,9 @@ class ContextualModule(InputModule):
         self.slots = Slots(SimpleNamespace(**settings), width)
         self.context_projection = self.output_projection = None
         if shape["context_projection"]:
-            self.context_projection = _two_layers(width, nn.GELU())
+            self.context_projection = two_layers(width, nn.GELU())
         if shape["output_projection"]:
-            self.output_projection = _two_layers(width, nn.ReLU())
+            self.output_projection = two_layers(width, nn.ReLU())
         self.frozen: Tensor | None
         frozen = config["frozen"]
         self.register_buffer("frozen", torch.zeros(frozen["documents"], width) if frozen else None)
@@ -176,10 +176,6 @@ def _network(config: dict[str, Any]) -> Any:
     if hasattr(network, "pooler"):
         network.pooler = None
     return network
-
-
-def _two_layers(width: int, activation: nn.Module) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, width), activation, nn.Linear(width, width))
 
 
 def _mean(states: Tensor, mask: Tensor) -> Tensor:

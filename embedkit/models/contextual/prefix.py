@@ -87,6 +87,10 @@ class Slots(nn.Module):
         return Prefix(vectors, positions, config.text_start, config.entry)
 
 
+def two_layers(width: int, activation: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, width), activation, nn.Linear(width, width))
+
+
 def prefixed_inputs(
     network: Any, input_ids: Tensor, mask: Tensor, prefix: Prefix
 ) -> dict[str, Any]:

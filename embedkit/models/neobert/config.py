@@ -11,14 +11,7 @@ _CHOICES = {
     "norm": ("rmsnorm", "layernorm"),
     "position": ("rope", "absolute"),
 }
-_UNUSED = (
-    "auto_map",
-    "dim_head",
-    "head_dim",
-    "kwargs",
-    "pretrained_model_name_or_path",
-    "trust_remote_code",
-)
+_UNUSED = "auto_map dim_head head_dim kwargs pretrained_model_name_or_path trust_remote_code"
 """Keys of a released config.json that are ignored, as they follow from others or concern code."""
 
 
@@ -50,7 +43,7 @@ class NeoBERTConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for name in _UNUSED:
+        for name in _UNUSED.split():
             kwargs.pop(name, None)
         limit = kwargs.pop("max_length", None)
         if limit and self.max_position_embeddings == type(self).max_position_embeddings:

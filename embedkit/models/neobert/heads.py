@@ -123,7 +123,14 @@ class NeoBERTForSequenceClassification(_Classifier):
         mask: Tensor | None,
         tokens: TokenBatch | None,
     ) -> Any:
-        first = _first_states(hidden, mask, tokens)
+        # Padding may precede the first token.
+        if tokens is not None:
+            first = hidden[tokens.offsets[:-1].to(hidden.device)]
+        elif mask is None:
+            first = hidden[:, 0]
+        else:
+            rows = torch.arange(len(hidden), device=hidden.device)
+            first = hidden[rows, mask.to(torch.int64).argmax(1)]
         logits = self.classifier(self.dropout(self.dense(self.dropout(first)).tanh()))
         if labels is None:
             return None, logits
@@ -156,13 +163,3 @@ def _mean_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Te
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
     return total / ((labels != IGNORED).sum().clamp(min=1) if count is None else count)
-
-
-def _first_states(hidden: Tensor, mask: Tensor | None, tokens: TokenBatch | None) -> Tensor:
-    """Return the state of each sequence's first token, ``(B, D)``; padding may precede it."""
-    if tokens is not None:
-        return hidden[tokens.offsets[:-1].to(hidden.device)]
-    if mask is None:
-        return hidden[:, 0]
-    rows = torch.arange(len(hidden), device=hidden.device)
-    return hidden[rows, mask.to(torch.int64).argmax(1)]

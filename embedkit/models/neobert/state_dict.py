@@ -24,7 +24,6 @@ _BASE = "model"
 _HEADS = ("decoder", "dense", "classifier")
 _WRAPPERS = ("module", "_orig_mod")
 """Parts that DistributedDataParallel and torch.compile add to the names of weights."""
-_SHOWN = 8
 
 ModelT = TypeVar("ModelT", bound=NeoBERTPreTrainedModel)
 
@@ -39,20 +38,24 @@ def load_pretrained(kind: type[ModelT], model: str | Path) -> ModelT:
     """
     folder = fetched(str(model))
     config = _config(folder)
-    weights = normalised(read_weights(folder))
-    _settle_ffn_width(config, weights)
+    weights = _normalised(read_weights(folder))
+    packed = weights.get("model.transformer_encoder.0.ffn.w12.weight")
+    if config.hidden_act == "swiglu" and packed is not None:
+        # In some config.json intermediate_size is the width of SwiGLU, as the weights show.
+        width = packed.shape[0] // 2
+        if width == config.intermediate_size != config.ffn_width:
+            config.intermediate_size = width * 3 // 2
     with torch.device("meta"):
         empty = kind(config)
-    initial = empty.state_dict()
-    wanted = {_full_name(name): name for name in initial}
-    kept = {name for name in weights if name in wanted or name.split(".")[0] not in _HEADS}
+    shapes = {_full_name(name): weight.shape for name, weight in empty.state_dict().items()}
+    weights = {k: w for k, w in weights.items() if k in shapes or k.split(".")[0] not in _HEADS}
     problems = {
-        "missing": wanted.keys() - kept,
-        "unexpected": kept - wanted.keys(),
+        "missing": shapes.keys() - weights.keys(),
+        "unexpected": weights.keys() - shapes.keys(),
         "misshapen": [
-            f"{name} is {tuple(weights[name].shape)}, expected {tuple(initial[wanted[name]].shape)}"
-            for name in kept & wanted.keys()
-            if weights[name].shape != initial[wanted[name]].shape
+            f"{name} is {tuple(weight.shape)}, expected {tuple(shapes[name])}"
+            for name, weight in weights.items()
+            if weight.shape != shapes.get(name, weight.shape)
         ],
     }
     if any(problems.values()):
@@ -60,7 +63,8 @@ def load_pretrained(kind: type[ModelT], model: str | Path) -> ModelT:
             f"{model}: its weights are not those of a {kind.__name__} ({_listed(problems)}); pass "
             "a checkpoint that fits its config.json"
         )
-    empty.load_state_dict({wanted[name]: weights[name] for name in wanted}, assign=True)
+    own = {name: weights[_full_name(name)] for name in empty.state_dict()}
+    empty.load_state_dict(own, assign=True)
     empty.name_or_path = str(model)
     return empty.eval()
 
@@ -82,14 +86,10 @@ def save_hub_layout(model: NeoBERTPreTrainedModel, folder: Path) -> None:
     write_json(folder / "config.json", dict(sorted(settings.items())))
 
 
-def normalised(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights under the authors' names.
+def _normalised(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of an encoder, with a head or without, under the authors' names.
 
-    The input may be a bare encoder, have names with ``module.`` or ``_orig_mod.`` in them, or
-    store SwiGLU as three matrices, of which ``w1`` is the gate and ``w2`` the up projection.
-
-    Raises:
-        UserError: two names stand for the same weight.
+    SwiGLU may be stored as three matrices: ``w1`` is the gate, and ``w2`` the up projection.
     """
     named: dict[str, Tensor] = {}
     for key, weight in weights.items():
@@ -110,21 +110,12 @@ def _full_name(name: str) -> str:
     return name if name.split(".")[0] in (_BASE, *_HEADS) else f"{_BASE}.{name}"
 
 
-def _settle_ffn_width(config: NeoBERTConfig, weights: Mapping[str, Tensor]) -> None:
-    """Correct ``intermediate_size`` if the weights show that config.json gives the SwiGLU width."""
-    packed = weights.get("model.transformer_encoder.0.ffn.w12.weight")
-    if config.hidden_act == "swiglu" and packed is not None:
-        width = packed.shape[0] // 2
-        if width == config.intermediate_size != config.ffn_width:
-            config.intermediate_size = width * 3 // 2
-
-
 def _listed(problems: Mapping[str, Iterable[str]]) -> str:
     parts = []
     for kind, unsorted in problems.items():
         if names := sorted(unsorted):
-            more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            parts.append(f"{len(names)} {kind}: {', '.join(names[:_SHOWN])}{more}")
+            more = [f"and {len(names) - 8} more"] if len(names) > 8 else []
+            parts.append(f"{len(names)} {kind}: {', '.join(names[:8] + more)}")
     return "; ".join(parts)
 
 
@@ -134,7 +125,6 @@ def _config(folder: Path) -> NeoBERTConfig:
         refuse_pickle(str(folder))
         raise UserError(f"{folder}: holds no config.json")
     settings = read_json(path)
-    kind = settings.get("model_type")
-    if kind != NeoBERTConfig.model_type:
+    if (kind := settings.get("model_type")) != NeoBERTConfig.model_type:
         raise UserError(f"{path}: its model_type is {kind}, not {NeoBERTConfig.model_type}")
     return NeoBERTConfig.from_dict(settings)
