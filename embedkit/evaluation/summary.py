@@ -2,8 +2,8 @@
 
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -71,15 +71,18 @@ class Summary:
     @property
     def type_means(self) -> dict[str, float]:
         """Mean of each type that has a score, in the order of MTEB(eng, v1)."""
-        return _type_means(list(self.scores.values()))
+        tasks = self.scores.values()
+        present = {task.type for task in tasks}
+        order = [*(type_ for type_ in TYPES if type_ in present), *sorted(present - set(TYPES))]
+        return {type_: fmean(task.score for task in tasks if task.type == type_) for type_ in order}
 
     @property
     def mean_over_types(self) -> float | None:
-        return _mean(list(self.type_means.values()))
+        return fmean(self.type_means.values()) if self.scores else None
 
     @property
     def mean_over_tasks(self) -> float | None:
-        return _mean([task.score for task in self.scores.values()])
+        return fmean(task.score for task in self.scores.values()) if self.scores else None
 
     @property
     def coverage(self) -> str:
@@ -135,21 +138,25 @@ def comparison(before: Summary, after: Summary) -> Table:
     models = f"{before.model}, before and after" if same else f"{before.model} and {after.model}"
     columns = [Column(name, justify="right") for name in ("before", "after", "difference")]
     table = Table("task", "metric", *columns, title=f"{models} (scores times 100)")
-    comparable: list[tuple[TaskScore, TaskScore]] = []
+    shared: list[str] = []
     for name in dict.fromkeys([*before.tasks, *after.tasks]):
-        old, new = before.scores.get(name), after.scores.get(name)
-        alike = old is not None and new is not None and _data(old) == _data(new)
-        if old and new and alike:
-            comparable.append((old, new))
-        metric = next((score.metric for score in (old, new) if score), "")
-        scores = (score.score if score else None for score in (old, new))
+        pair = [summary.scores.get(name) for summary in (before, after)]
+        known = [score for score in pair if score]
+        alike = len({(score.metric, score.revision, score.splits) for score in known}) == 1
+        if len(known) == 2 and alike:
+            shared.append(name)
+        scores = (score.score if score else None for score in pair)
+        metric = known[0].metric if known else ""
         table.add_row(name, metric, *_change(*scores, comparable=alike))
     table.add_section()
-    sides = [[pair[side] for pair in comparable] for side in (0, 1)]
-    types = [_mean(list(_type_means(scores).values())) for scores in sides]
-    tasks = [_mean([task.score for task in scores]) for scores in sides]
-    table.add_row("mean over types", "", *_change(*types))
-    table.add_row(f"mean over {len(comparable)} tasks", "", *_change(*tasks))
+    old, new = (
+        replace(summary, scores={name: summary.scores[name] for name in shared})
+        for summary in (before, after)
+    )
+    types = _change(old.mean_over_types, new.mean_over_types)
+    tasks = _change(old.mean_over_tasks, new.mean_over_tasks)
+    table.add_row("mean over types", "", *types)
+    table.add_row(f"mean over {len(shared)} tasks", "", *tasks)
     return table
 
 
@@ -160,29 +167,12 @@ def as_text(table: Table, *, width: int = 100) -> str:
     return stream.getvalue()
 
 
-def _type_means(scores: Sequence[TaskScore]) -> dict[str, float]:
-    present = {task.type for task in scores}
-    order = [type_ for type_ in TYPES if type_ in present] + sorted(present - set(TYPES))
-    return {type_: fmean(task.score for task in scores if task.type == type_) for type_ in order}
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
-
-
 def _percent(score: float | None) -> str:
     return "-" if score is None else f"{100 * score:.2f}"
 
 
-def _data(score: TaskScore) -> tuple[object, ...]:
-    """Return what two scores must share to be comparable."""
-    return score.metric, score.revision, score.splits
-
-
-def _change(
-    before: float | None, after: float | None, *, comparable: bool = True
-) -> tuple[str, str, str]:
-    difference = "-"
-    if comparable and before is not None and after is not None:
-        difference = f"{100 * (after - before):+.2f}"
-    return _percent(before), _percent(after), difference
+def _change(before: float | None, after: float | None, *, comparable: bool = True) -> list[str]:
+    shown = [_percent(before), _percent(after)]
+    if not comparable or before is None or after is None:
+        return [*shown, "-"]
+    return [*shown, f"{100 * (after - before):+.2f}"]

@@ -26,9 +26,8 @@ def from_mirror(task: AbsTask, mirror: Path) -> AbsTask:
     source = task.metadata.dataset
     name, revision, target = source["path"], source["revision"], mirror / source["path"]
     remedy = f"hf download {name} --repo-type dataset --revision {revision} --local-dir {target}"
-    if not (folders := _folders(mirror, source)):
+    if (folder := _folder(mirror, source)) is None:
         raise DataError(f"{target}: no such folder; {remedy}")
-    folder = folders[0]
     paths = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     # A download stores notes of its own in hidden files.
     paths = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
@@ -55,12 +54,10 @@ def with_local_data(task: AbsTask, data_dir: Path | None) -> AbsTask:
     """
     if task.data_loaded:
         return task
-    if data_dir is not None:
-        return from_mirror(task, data_dir)
     id_ = str(task.metadata.dataset["path"])
-    if (folder := hub.mirror(id_)) is None:
-        return task
-    return from_mirror(task, folder.parents[id_.count("/")])
+    if data_dir is None and (folder := hub.mirror(id_)):
+        data_dir = folder.parents[id_.count("/")]
+    return from_mirror(task, data_dir) if data_dir else task
 
 
 def check_mirror(mirror: Path, tasks: Iterable[AbsTask]) -> None:
@@ -72,7 +69,7 @@ def check_mirror(mirror: Path, tasks: Iterable[AbsTask]) -> None:
     if not mirror.is_dir():
         raise ArgumentError(("data_dir", f"there is no folder {mirror}"))
     sources = [task.metadata.dataset for task in tasks if not task.data_loaded]
-    if not any(_folders(mirror, source) for source in sources):
+    if not any(_folder(mirror, source) for source in sources):
         wanted = ", ".join(sorted({str(source["path"]) for source in sources})[:3])
         reason = (
             f"{mirror} holds none of the {len(sources)} repositories that the tasks read "
@@ -81,8 +78,8 @@ def check_mirror(mirror: Path, tasks: Iterable[AbsTask]) -> None:
         raise ArgumentError(("data_dir", reason))
 
 
-def _folders(mirror: Path, source: Mapping[str, Any]) -> list[Path]:
-    """Return the folders of a repository that exist: ``owner/name``, and that of a hub's cache."""
+def _folder(mirror: Path, source: Mapping[str, Any]) -> Path | None:
+    """Return the folder of a repository, ``owner/name`` or that of the hub's own cache, if any."""
     name, revision = str(source["path"]), str(source["revision"])
     cached = mirror / f"datasets--{name.replace('/', '--')}" / "snapshots" / revision
-    return [folder for folder in (mirror / name, cached) if folder.is_dir()]
+    return next((folder for folder in (mirror / name, cached) if folder.is_dir()), None)

@@ -65,19 +65,15 @@ class MaskedTokenScorer:
         def keep(_base: nn.Module, _inputs: object, output: dict[str, Tensor]) -> None:
             output["last_hidden_state"] = output["last_hidden_state"][rows, positions][:, None]
 
-        hook = self._model.base_model.register_forward_hook(keep)
-        try:
+        with self._model.base_model.register_forward_hook(keep):
             return self._forward(input_ids)[:, 0]
-        finally:
-            hook.remove()
 
     def _forward(self, input_ids: Tensor) -> Tensor:
         device, enabled = input_ids.device.type, self._autocast is not None
         mask = torch.ones_like(input_ids)  # All copies have one length, so nothing is padding.
         with torch.autocast(device, dtype=self._autocast, enabled=enabled):
             output = self._model(input_ids=input_ids, attention_mask=mask, return_dict=True)
-        logits: Tensor = output.logits
-        return logits
+        return output.logits
 
     @torch.inference_mode()
     def _probe(self) -> bool:
