@@ -10,12 +10,8 @@ from mteb.abstasks.abstask import AbsTask
 from embedkit import distributed
 from embedkit.config import from_arguments
 from embedkit.errors import ArgumentError, UserError
-from embedkit.evaluation.encoding.encoders import (
-    CachedEncoder,
-    DistributedEncoder,
-    TextEncoder,
-    Truncated,
-)
+from embedkit.evaluation.encoding import encoders
+from embedkit.evaluation.encoding.encoders import DistributedEncoder, TextEncoder
 from embedkit.evaluation.encoding.in_context import ContextualEncoder, encoder_of
 from embedkit.evaluation.encoding.vector_cache import VectorCache, bytes_of
 from embedkit.evaluation.mteb.estimate import Estimate
@@ -67,16 +63,18 @@ def evaluate(
 
         def around(inner: TextEncoder) -> TextEncoder:
             if max_bytes is not None:
-                inner = CachedEncoder(inner, VectorCache(cache.root() / "vectors", max_bytes))
-            return Truncated(inner, settings.truncate_dim) if settings.truncate_dim else inner
+                kept = VectorCache(cache.root() / "vectors", max_bytes)
+                inner = encoders.CachedEncoder(inner, kept)
+            dimensions = settings.truncate_dim
+            return encoders.Truncated(inner, dimensions) if dimensions else inner
 
         def score(encoder: DistributedEncoder) -> Summary:
-            folder = Path(output) / "tasks"
-            chosen, instructions = _select(tasks, benchmark, resolved, folder, settings)
+            out = Path(output)
+            chosen, instructions = _select(tasks, benchmark, resolved, out / "tasks", settings)
             return score_tasks(
                 encoder,
                 chosen,
-                Path(output),
+                out,
                 around=around,
                 instructions=instructions,
                 dtype=str(subject.autocast or "float32").removeprefix("torch."),
@@ -105,19 +103,13 @@ def estimate(
     settings = from_arguments(EvaluationSettings, options)
     resolved = None if recipe is None else as_recipe(recipe)
     subject = opened(model, dtype=settings.dtype).to(distributed.local_device())
-    encoder = _encoder(subject, settings)
-    documents = None
+    encoder, documents = _encoder(subject, settings), None
     if isinstance(encoder, ContextualEncoder) and encoder.frozen is None:
         documents = encoder.num_documents
     with tempfile.TemporaryDirectory() as folder:
         chosen, instructions = _select(tasks, benchmark, resolved, Path(folder), settings)
-        return estimate_tasks(
-            subject,
-            chosen,
-            instructions=instructions,
-            data_dir=settings.data_dir,
-            context_documents=documents,
-        )
+        data_dir = settings.data_dir
+        return estimate_tasks(subject, chosen, instructions, data_dir, context_documents=documents)
 
 
 def _select(
@@ -146,19 +138,15 @@ def _select(
 def _encoder(model: EmbeddingModel, settings: EvaluationSettings) -> DistributedEncoder:
     """Return the model as settings ask for it, or raise for what it cannot give."""
     if settings.truncate_dim is not None and settings.truncate_dim > model.width:
-        reason = (
-            f"{model.name} has vectors of {model.width} dimensions; choose from 1 to {model.width} "
-            f"(got {settings.truncate_dim})"
-        )
-        raise ArgumentError(("truncate_dim", reason))
+        mistake = f"{model.name} has vectors of {model.width} dimensions"
+        remedy = f"choose from 1 to {model.width} (got {settings.truncate_dim})"
+        raise ArgumentError(("truncate_dim", f"{mistake}; {remedy}"))
     documents, seed = settings.context_documents, settings.context_seed
     if isinstance(model, Contextual) and model.frozen is None:
         return ContextualEncoder(model, seed=seed or 0, num_documents=documents)
-    reason = "one stage and reads no context"
-    if isinstance(model, Contextual):
-        reason = "a frozen context, of which all is settled"
+    frozen, single = "a frozen context, of which all is settled", "one stage and reads no context"
+    mistake = f"{model.name} has {frozen if model.frozen else single}; leave it out"
     asked = {"context_documents": documents, "context_seed": seed}
-    if given := [name for name, value in asked.items() if value is not None]:
-        mistake = f"{model.name} has {reason}; leave it out"
-        raise ArgumentError(*((name, mistake) for name in given))
+    if given := [(name, mistake) for name, value in asked.items() if value is not None]:
+        raise ArgumentError(*given)
     return encoder_of(model)

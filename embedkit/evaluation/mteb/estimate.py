@@ -96,22 +96,17 @@ class Estimate:
 def estimate(
     model: EmbeddingModel,
     tasks: Sequence[AbsTask],
-    *,
     instructions: Mapping[str, str],
     data_dir: Path | None = None,
+    *,
     context_documents: int | None = None,
 ) -> Estimate:
     """Count what tasks would encode, and measure how fast the model encodes it. Scores nothing.
 
     The texts of task folders and of a mirror are read. For tasks of the hub, the counts that mteb
-    publishes are used, so that nothing is downloaded.
-
-    Args:
-        model: model on the device where it would encode.
-        tasks: tasks from ``select_tasks``.
-        instructions: prefixes by the exact names of mteb's tasks, as in ``evaluate``.
-        data_dir: folder that mteb's tasks read instead of the hub: see ``with_local_data``.
-        context_documents: size of each context of a contextual model, for the record.
+    publishes are used, so that nothing is downloaded. ``tasks``, ``instructions`` and ``data_dir``
+    are as in ``scoring.evaluate``; ``context_documents`` is the size of each context of a
+    contextual model, for the record.
     """
     counter, default = _Counter(model), model.default_prompt_name
     contextual = isinstance(model, Contextual)

@@ -34,10 +34,8 @@ def select_tasks(
     if not selected:
         raise UserError("no task to evaluate on: name a benchmark, tasks or folders of tasks")
     names = [task.metadata.name for task in selected]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(
-            f"{', '.join(repeated)}: two tasks have this name; rename the folder of one of them"
-        )
+    if repeated := ", ".join(sorted({name for name in names if names.count(name) > 1})):
+        raise UserError(f"{repeated}: two tasks have this name; rename the folder of one of them")
     return selected
 
 
@@ -119,18 +117,7 @@ def _benchmark(name: str) -> list[AbsTask]:
         return list(mteb.get_benchmark(name).tasks)
     except KeyError:
         known = [benchmark.name for benchmark in mteb.get_benchmarks()]
-        raise UserError(f"{name}: mteb has no such benchmark{_near(name, known)}") from None
-
-
-def _named(name: str) -> AbsTask:
-    """Return a task with the splits and languages of MTEB(eng, v1), or else mteb's default ones."""
-    if name in _english():
-        return _english()[name]
-    try:
-        return mteb.get_task(name)
-    except KeyError:
-        known = [task.metadata.name for task in mteb.get_tasks(exclude_superseded=False)]
-        raise UserError(f"{name}: mteb has no such task{_near(name, known)}") from None
+        raise _unknown("benchmark", name, known) from None
 
 
 @lru_cache(maxsize=1)
@@ -139,7 +126,17 @@ def _english() -> dict[str, AbsTask]:
     return {task.metadata.name: task for task in tasks}
 
 
-def _near(name: str, known: Sequence[str]) -> str:
+def _named(name: str) -> AbsTask:
+    """Return a task with the splits and languages of MTEB(eng, v1), or else mteb's default ones."""
+    try:
+        return _english().get(name) or mteb.get_task(name)
+    except KeyError:
+        known = [task.metadata.name for task in mteb.get_tasks(exclude_superseded=False)]
+        raise _unknown("task", name, known) from None
+
+
+def _unknown(kind: str, name: str, known: Sequence[str]) -> UserError:
     by_lower = {other.lower(): other for other in known}
     near = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3)]
-    return f"; near: {', '.join(near)}" if near else ""
+    offered = f"; near: {', '.join(near)}" if near else ""
+    return UserError(f"{name}: mteb has no such {kind}{offered}")

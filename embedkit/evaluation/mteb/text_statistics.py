@@ -38,9 +38,6 @@ def texts_of(task: AbsTask) -> Iterator[tuple[str, list[str]]]:
     """Yield lists of the texts that a task encodes, each with its side: query, document or text.
 
     Of a classification's training texts at most as many are given as the task draws.
-
-    Raises:
-        DataError: the task's type is none of MTEB(eng, v1), so that its texts are not known.
     """
     loaded = task.data_loaded
     task.load_data()
@@ -59,9 +56,6 @@ def corpus_of(task: AbsTask) -> Sequence[str]:
     These are the documents of a corpus, the texts of a classification's train split, or else the
     distinct texts that are embedded. Queries and labels are left out (Morris and Rush, 2024,
     appendix).
-
-    Raises:
-        DataError: the task's type is none of MTEB(eng, v1), so that its texts are not known.
     """
     task.load_data()
     if isinstance(task, AbsTaskClassification):
@@ -110,7 +104,7 @@ def _published(task: AbsTask, stats: dict[str, Any]) -> Iterator[TextStatistics]
 
 
 def _tables(task: AbsTask) -> Iterator[_Table]:
-    """Yield the tables of a loaded task that it encodes."""
+    """Yield the tables of a loaded task that it encodes; raise for types not in MTEB(eng, v1)."""
     for subset, split in product(task.hf_subsets, task.eval_splits):
         if isinstance(task, AbsTaskRetrieval):
             task.convert_v1_dataset_format_to_v2(num_proc=None)
