@@ -1,12 +1,12 @@
 """Opens a recipe's mixture of text: token ids, rows, and the sampler over them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -17,7 +17,7 @@ from embedkit.data.text.packing import Rows, pack
 from embedkit.data.text.texts import Texts
 from embedkit.data.text.tokenized import Tokenized, prepare
 from embedkit.errors import DataError, UserError
-from embedkit.recipe import PretrainRecipe, TextData
+from embedkit.recipe import PretrainRecipe
 from embedkit.recipe.training_settings import manifests_of, weights_of
 from embedkit.tokens.vocabulary import Vocabulary
 
@@ -47,17 +47,13 @@ class TextSource:
 class TextMixture:
     """The sources of a run in the order of the recipe, and which rows each step reads."""
 
-    sources: tuple[TextSource, ...]
-    weights: tuple[float, ...]
+    sources: Sequence[TextSource]
+    shares: Sequence[float]
+    """Expected share of the draws that read each source."""
     sampler: BatchSampler
     batches: MaskedBatches
-    masking: Masking
-    held_out_rows: int
-
-    @property
-    def shares(self) -> list[float]:
-        """Expected share of the draws that read each source."""
-        return [weight / sum(self.weights) for weight in self.weights]
+    held_out: Sequence[MaskedBatch]
+    """This rank's share of the held-out rows of each source that has some."""
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -70,28 +66,15 @@ class TextMixture:
         weighted = [s * words for s, words in zip(self.shares, frequencies, strict=True)]
         return torch.stack(weighted).sum(dim=0)
 
-    def held_out_batches(self) -> list[MaskedBatch]:
-        """Return this rank's share of the held-out rows of each source that has some."""
-        return [
-            fixed_batch(source.name, source.held_out, self.masking, self.held_out_rows)
-            for source in self.sources
-            if source.held_out is not None
-        ]
-
     def table(self) -> Table:
         """Return a table of the text of each source, and of how often it will be read."""
-        table = Table()
-        table.add_column("source")
-        for column in ("documents", "tokens", "rows", "held out", "share", "passes"):
-            table.add_column(column, justify="right")
-        for source, share, passes in zip(
-            self.sources, self.shares, self.sampler.passes(), strict=True
-        ):
-            held_out = len(source.held_out) if source.held_out else 0
-            sizes = (source.rows.documents, source.rows.tokens, len(source.rows), held_out)
-            table.add_row(
-                source.name, *(f"{size:,}" for size in sizes), f"{share:.1%}", f"{passes:.2f}"
-            )
+        heads = ("documents", "tokens", "rows", "held out", "share", "passes")
+        table = Table("source", *(Column(head, justify="right") for head in heads))
+        drawn = zip(self.sources, self.shares, self.sampler.passes(), strict=True)
+        for source, share, passes in drawn:
+            rows, held_out = source.rows, source.held_out or ()
+            sizes = [f"{n:,}" for n in (rows.documents, rows.tokens, len(rows), len(held_out))]
+            table.add_row(source.name, *sizes, f"{share:.1%}", f"{passes:.2f}")
         return table
 
 
@@ -116,21 +99,28 @@ def open_text_mixture(
         )
     vocabulary = Vocabulary.of(tokenizer)
     texts = texts_of(recipe, given)
-    names = [
-        texts[mix.manifest].name + (f"+{mix.min_tokens}" if mix.min_tokens else "")
-        for mix in data.mix
-    ]
+    endings = [f"+{mix.min_tokens}" if mix.min_tokens else "" for mix in data.mix]
+    names = [texts[mix.manifest].name + end for mix, end in zip(data.mix, endings, strict=True)]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(
             f"data.mix: two entries are called {', '.join(repeated)}: take one out, rename it, or "
             "give it another min_tokens"
         )
     tokenized = {manifest: prepare(source, tokenizer) for manifest, source in texts.items()}
-    sources = tuple(
-        _open_source(name, tokenized[mix.manifest], mix.min_tokens, data, vocabulary)
-        for name, mix in zip(names, data.mix, strict=True)
-    )
-    weights = weights_of(data.mix) or [float(len(source.rows)) for source in sources]
+    plan = partial(pack, vocabulary=vocabulary, packing=data.packing, max_tokens=data.max_tokens)
+    sources = []
+    for name, mix in zip(names, data.mix, strict=True):
+        ids = tokenized[mix.manifest]
+        rows = plan(ids.train, min_tokens=mix.min_tokens)
+        if len(rows) < data.draw_rows:
+            raise DataError(
+                f"{name}: {len(rows)} rows of at most {data.max_tokens} tokens, fewer than "
+                f"data.draw_rows = {data.draw_rows}: lower draw_rows, or leave the source out"
+            )
+        held_out = plan(ids.held_out, min_tokens=mix.min_tokens) if ids.held_out else None
+        sources.append(TextSource(name, ids, rows, held_out or None))
+    plans = [source.rows for source in sources]
+    weights = weights_of(data.mix) or [float(len(rows)) for rows in plans]
     draws = data.batch_rows // data.draw_rows
     sampler = BatchSampler(
         [Source(source.name, len(source.rows), data.draw_rows) for source in sources],
@@ -139,9 +129,17 @@ def open_text_mixture(
         seed=recipe.seed,
     )
     masking = Masking(vocabulary, recipe.objective)
-    plans = [source.rows for source in sources]
-    batches = MaskedBatches(sampler, plans, masking, draws=draws, seed=recipe.seed)
-    return TextMixture(sources, tuple(weights), sampler, batches, masking, recipe.held_out.rows)
+    return TextMixture(
+        sources,
+        [weight / sum(weights) for weight in weights],
+        sampler,
+        MaskedBatches(sampler, plans, masking, draws=draws, seed=recipe.seed),
+        [
+            fixed_batch(source.name, source.held_out, masking, recipe.held_out.rows)
+            for source in sources
+            if source.held_out is not None
+        ],
+    )
 
 
 def texts_of(recipe: PretrainRecipe, given: Mapping[str, Texts] | None = None) -> dict[str, Texts]:
@@ -155,23 +153,3 @@ def texts_of(recipe: PretrainRecipe, given: Mapping[str, Texts] | None = None) -
         name: given[name].renamed(name) if name in given else Texts.from_manifest(name)
         for name in manifests_of(recipe.data.mix, given)
     }
-
-
-def _open_source(
-    name: str, tokenized: Tokenized, min_tokens: int, data: TextData, vocabulary: Vocabulary
-) -> TextSource:
-    plan = partial(
-        pack,
-        vocabulary=vocabulary,
-        packing=data.packing,
-        max_tokens=data.max_tokens,
-        min_tokens=min_tokens,
-    )
-    rows = plan(tokenized.train)
-    if len(rows) < data.draw_rows:
-        raise DataError(
-            f"{name}: {len(rows)} rows of at most {data.max_tokens} tokens, fewer than "
-            f"data.draw_rows = {data.draw_rows}: lower draw_rows, or leave the source out"
-        )
-    held_out = plan(tokenized.held_out) if tokenized.held_out is not None else None
-    return TextSource(name, tokenized, rows, held_out or None)

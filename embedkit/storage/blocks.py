@@ -1,6 +1,7 @@
 """Rows on disk in blocks, each verified against its digest before its rows are used."""
 
 import hashlib
+import math
 import os
 import struct
 import warnings
@@ -129,16 +130,20 @@ class KeyedBlock:
     """
 
     _SIZES = struct.Struct("<QQ")
-    _HEAD_BYTES = 2 * _DIGEST_BYTES + _SIZES.size
     _KEY_BYTES = 16
 
     def __init__(self, path: Path) -> None:
         self.path, self._verified = path, False
-        head = self._read(0, self._HEAD_BYTES)
-        digest, head = head[:_DIGEST_BYTES], head[_DIGEST_BYTES:]
-        rows, self.width = self._SIZES.unpack(head[_DIGEST_BYTES:])
-        keys_bytes, whole = rows * self._KEY_BYTES, self.size(rows, self.width)
-        keys = self._read(self._HEAD_BYTES, keys_bytes, whole=whole)
+        try:
+            with path.open("rb") as file:
+                digest, head = file.read(_DIGEST_BYTES), file.read(_DIGEST_BYTES + self._SIZES.size)
+                rows, self.width = self._SIZES.unpack(head[_DIGEST_BYTES:])
+                # A damaged head may ask for more bytes than the memory holds.
+                if path.stat().st_size != self.size(rows, self.width):
+                    raise DamagedBlockError(path)
+                keys = file.read(rows * self._KEY_BYTES)
+        except (OSError, struct.error):
+            raise DamagedBlockError(path) from None
         if hashlib.sha256(head + keys).digest() != digest:
             raise DamagedBlockError(path)
         self._digest = head[:_DIGEST_BYTES]
@@ -147,7 +152,7 @@ class KeyedBlock:
     @classmethod
     def size(cls, rows: int, width: int) -> int:
         """Return the number of bytes of a file."""
-        return cls._HEAD_BYTES + rows * (cls._KEY_BYTES + 4 * width)
+        return 2 * _DIGEST_BYTES + cls._SIZES.size + rows * (cls._KEY_BYTES + 4 * width)
 
     @classmethod
     def write(cls, path: Path, keys: Keys, vectors: NDArray[np.float32]) -> None:
@@ -164,25 +169,16 @@ class KeyedBlock:
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the vectors of some rows. Shapes: ``(len(rows), width)``."""
-        size = len(self.keys) * self.width * 4
-        data = self._read(self._HEAD_BYTES + len(self.keys) * self._KEY_BYTES, size)
-        if not self._verified and hashlib.sha256(data).digest() != self._digest:
-            raise DamagedBlockError(self.path)
-        self._verified = True
-        return np.frombuffer(data, np.float32).reshape(len(self.keys), self.width)[rows]
-
-    def _read(self, offset: int, size: int, *, whole: int | None = None) -> bytes:
-        """Return ``size`` bytes of the file, after comparing its own size with ``whole``."""
+        shape = (len(self.keys), self.width)
         try:
-            # A damaged head may ask for more bytes than the memory holds.
-            if whole not in (None, self.path.stat().st_size):
-                raise DamagedBlockError(self.path)
-            data = _get(self.path, offset, size)
+            data = _get(self.path, self.size(len(self.keys), 0), 4 * math.prod(shape))
         except OSError:
             raise DamagedBlockError(self.path) from None
-        if len(data) < size:
+        whole = len(data) == 4 * math.prod(shape)
+        if not whole or not (self._verified or hashlib.sha256(data).digest() == self._digest):
             raise DamagedBlockError(self.path)
-        return data
+        self._verified = True
+        return np.frombuffer(data, np.float32).reshape(shape)[rows]
 
 
 def _digest_of(block: int, data: bytes) -> bytes:

@@ -3,10 +3,10 @@
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from filelock import FileLock
 
@@ -75,11 +75,8 @@ def scratch(kind: str) -> Iterator[Path]:
     """
     parent = root() / kind
     parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=parent, prefix=".scratch-"))
-    try:
-        yield aside
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with TemporaryDirectory(dir=parent, prefix=".scratch-", ignore_cleanup_errors=True) as aside:
+        yield Path(aside)
 
 
 def publish(aside: Path, folder: Path) -> None:

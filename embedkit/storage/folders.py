@@ -4,11 +4,9 @@ A folder's marker, ``embedkit.json``, says what the folder holds, and has the SH
 that embedkit wrote there.
 """
 
-import glob
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +49,10 @@ def check_replaceable(folder: Path, kind: Kind) -> None:
             f"{folder}: is not replaced, since it holds {marker['holds']} and not {kind}; choose "
             "another --output"
         )
-    written = {name for name, digest in marker["sha256"].items() if _is(files.get(name), digest)}
+    # A link is a user's, even where it leads to what embedkit wrote.
+    regular = {name for name, path in files.items() if path.is_file() and not path.is_symlink()}
+    hashes = {name: sha256_of_file(files[name]) for name in regular & marker["sha256"].keys()}
+    written = {name for name, digest in hashes.items() if digest == marker["sha256"][name]}
     if foreign := sorted(files.keys() - written - {MARKER}):
         more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
         raise UserError(
@@ -69,21 +70,20 @@ def whole_folder(folder: Path, kind: Kind) -> Iterator[Path]:
         UserError: ``folder`` may not be replaced; see ``check_replaceable``.
     """
     final = folder.resolve()
-    final.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{final.name}.embedkit-part-"
+    aside = final.with_name(f".{final.name}.embedkit-part")
     # A killed process leaves its unfinished folder behind.
-    for left in final.parent.glob(f"{glob.escape(prefix)}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    aside = Path(tempfile.mkdtemp(prefix=prefix, dir=final.parent))
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
     try:
         yield aside
-        hashes = {name: sha256_of_file(path) for name, path in _files(aside).items()}
+        files = _files(aside)
+        hashes = {name: sha256_of_file(path) for name, path in files.items()}
         write_json(aside / MARKER, {"written_by": "embedkit", "holds": kind, "sha256": hashes})
-        # Only the owner could read the temporary folder, and the weights written by safetensors.
+        # Only the owner could read the weights that safetensors has written.
         mask = os.umask(0o077)
         os.umask(mask)
-        for path in (aside, *aside.rglob("*")):
-            path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+        for path in files.values():
+            path.chmod(0o666 & ~mask)
         check_replaceable(folder, kind)
         with set_aside(folder) as final:
             aside.rename(final)
@@ -158,10 +158,3 @@ def _read_marker(folder: Path) -> dict[str, Any] | None:
         return None
     known = isinstance(marker, dict) and marker.keys() == {"written_by", "holds", "sha256"}
     return marker if known and isinstance(marker["sha256"], dict) else None
-
-
-def _is(path: Path | None, digest: str) -> bool:
-    """Return whether ``path`` is a file with this SHA-256, and not a link to one."""
-    if path is None or path.is_symlink() or not path.is_file():
-        return False
-    return sha256_of_file(path) == digest

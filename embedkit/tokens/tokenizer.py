@@ -71,7 +71,7 @@ def without_truncation(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 def lowercased(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Return a tokenizer that lowercases first, as sentence-transformers' do_lower_case does."""
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    backend = without_truncation(tokenizer)
     if backend is None:
         # Tokenizers in Python that can lowercase have a switch for it.
         vars(tokenizer)["do_lower_case"] = True
@@ -98,13 +98,12 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 def identity_of(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of all that decides the token ids of a text, and which ids are special."""
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    rules = (
-        _digest_of_rules(backend.to_str())
-        if backend is not None
+    if (backend := without_truncation(tokenizer)) is not None:
+        rules = _digest_of_rules(backend.to_str())
+    else:
         # A tokenizer in Python exposes its vocabulary, but not its rules.
-        else sha256_of_json({"kind": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()})
-    )
+        kind = type(tokenizer).__name__
+        rules = sha256_of_json({"kind": kind, "vocabulary": tokenizer.get_vocab()})
     parts: list[Any] = [rules, sorted(set(tokenizer.all_special_ids))]
     # Only an unusual side is added, so that most hashes equal those of earlier versions.
     if tokenizer.truncation_side != "right":
@@ -114,8 +113,5 @@ def identity_of(tokenizer: PreTrainedTokenizerBase) -> str:
 
 @lru_cache(maxsize=8)
 def _digest_of_rules(written: str) -> str:
-    """Return a hash of a tokenizer.json without truncation and padding, which every call sets.
-
-    It is cached, since sorting a vocabulary takes ten times as long as serializing it.
-    """
-    return sha256_of_json({**json.loads(written), "truncation": None, "padding": None})
+    # Cached, since sorting a vocabulary takes ten times as long as serializing it.
+    return sha256_of_json(json.loads(written))

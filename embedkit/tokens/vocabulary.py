@@ -41,14 +41,18 @@ class Vocabulary:
             )
         ids = np.array(sorted(set(tokenizer.get_vocab().values())), dtype=np.int64)
         special = np.array(sorted(set(tokenizer.all_special_ids)), dtype=np.int64)
-        prefix, suffix = _frame(tokenizer)
+        backend = backend_of(tokenizer)
+        bare = backend.encode("a", add_special_tokens=False).ids
+        whole = backend.encode("a").ids
+        places = range(len(whole) - len(bare) + 1)
+        start = next(n for n in places if whole[n : n + len(bare)] == bare)
         return cls(
             size=int(ids[-1]) + 1,
             mask=int(tokenizer.mask_token_id),
             special=special,
             ordinary=np.setdiff1d(ids, special),
-            prefix=prefix,
-            suffix=suffix,
+            prefix=np.array(whole[:start], dtype=np.int64),
+            suffix=np.array(whole[start + len(bare) :], dtype=np.int64),
         )
 
     @property
@@ -70,14 +74,3 @@ def backend_of(tokenizer: PreTrainedTokenizerBase) -> Any:
             "slow for pretraining: convert it, or choose another"
         )
     return backend
-
-
-def _frame(tokenizer: PreTrainedTokenizerBase) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the special token ids that the tokenizer puts before and after the ids of a text."""
-    backend = backend_of(tokenizer)
-    bare = backend.encode("a", add_special_tokens=False).ids
-    whole = backend.encode("a", add_special_tokens=True).ids
-    around = len(whole) - len(bare)
-    start = next(n for n in range(around + 1) if whole[n : n + len(bare)] == bare)
-    ids = np.array(whole, dtype=np.int64)
-    return ids[:start], ids[start + len(bare) :]

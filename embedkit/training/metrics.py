@@ -53,10 +53,7 @@ class Metrics:
         if self._peak_flops is not None:
             for line in lines:
                 line["mfu"] = line.pop("flops") / line["seconds"] / self._peak_flops
-        with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
+        append_lines(self._path, lines)
         for line in lines:
             values = {k: v for k, v in line.items() if k not in {"step", "source"}}
             named = {f"{line['source']}/{k}": line[k] for k in ("loss", "accuracy") if k in line}
@@ -107,6 +104,14 @@ class Progress(progress.Progress):
             left = timedelta(seconds=round(pace * (task.total - done)))
             line = f"{task.description} {done}/{task.total}  {text}  {left} left"
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def append_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Append to a JSON lines file, and wait until the lines are on disk."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def truncate_lines(path: Path, steps: int) -> None:

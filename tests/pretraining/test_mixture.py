@@ -76,7 +76,7 @@ def test_what_is_held_out_is_measured_and_never_trained_on(
     given = {"a": texts(200, held_out={"share": 0.2}), "b": texts(30, "other")}
     recipe = recipe_over({"manifest": "a"}, {"manifest": "b"})
     mixture = open_text_mixture(recipe, tokenizer, given)
-    (batch,) = mixture.held_out_batches()
+    (batch,) = mixture.held_out
     assert (batch.source, batch.rows) == ("a", 5)
     source = mixture.sources[0]
     assert source.held_out is not None
@@ -97,7 +97,7 @@ def test_no_long_document_held_out_is_nothing_to_measure_on(
     recipe = recipe_over({"manifest": "a", "min_tokens": 10})
     mixture = open_text_mixture(recipe, tokenizer, {"a": held})
     assert mixture.sources[0].held_out is None
-    assert mixture.held_out_batches() == []
+    assert mixture.held_out == []
 
 
 def test_a_fingerprint_is_of_what_is_read(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -164,13 +164,14 @@ def write_and_die(folder: Path, function: tuple[Any, str], number: int) -> None:
     write(folder, "new")
 
 
-# The old folder is renamed first, then the new one; at the end the old one is deleted.
+# What a killed process has left is deleted first. The old folder is renamed, then the new one; at
+# the end the old one is deleted.
 @pytest.mark.parametrize(
     ("function", "number", "left"),
     [
         ((Path, "rename"), 1, "old"),
         ((Path, "rename"), 2, "old"),
-        ((shutil, "rmtree"), 1, "new"),
+        ((shutil, "rmtree"), 2, "new"),
     ],
 )
 def test_a_killed_replacement_is_undone_or_finished_by_the_next_one(
