@@ -3,8 +3,8 @@
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
@@ -33,8 +33,7 @@ _SHOWN = 300
 _QUANTILE_HEADS = ["longest" if share == 1 else f"{share:.0%}" for share in QUANTILES]
 
 
-@dataclass(frozen=True, slots=True)
-class ShippedSource:
+class ShippedSource(NamedTuple):
     """A source that comes with embedkit."""
 
     name: str
@@ -45,8 +44,7 @@ class ShippedSource:
     license: str
 
 
-@dataclass(frozen=True, slots=True)
-class SourceCheck:
+class SourceCheck(NamedTuple):
     """The outcome of opening one source."""
 
     name: str
