@@ -21,7 +21,7 @@ from support.tiny_bert import real_tokenizer
 from embedkit.data.manifests.manifest import load_manifest
 from embedkit.data.manifests.sources import HubJoin
 from embedkit.data.pairs import lengths, records
-from embedkit.data.pairs.records import Records, open_manifest
+from embedkit.data.pairs.records import Records, open_records
 from embedkit.data.sources import files, open_source
 from embedkit.data.sources.joins import joined
 from embedkit.data.sources.readers import shards
@@ -182,7 +182,7 @@ def test_tables_of_pairs(tmp_path: Path) -> None:
     for name, more in MANIFESTS.items():
         source = f'source = {{ kind = "files", files = [{{ path = "{path}" }}] }}'
         (tmp_path / "mine.toml").write_text(f"{more}\n{source}\n")
-        folder = open_manifest(load_manifest(str(tmp_path / "mine.toml"))).table.path.parent
+        folder = open_records(load_manifest(str(tmp_path / "mine.toml"))).table.path.parent
         # The rows and not the bytes of Arrow, which are pyarrow's own affair.
         found[name] = {
             each.name: [str(table.schema), table.to_pylist()]

@@ -17,7 +17,7 @@ from embedkit.data.manifests.manifest import (
     shipped_names,
 )
 from embedkit.data.pairs.lengths import QUANTILES, quantiles, sampled_lengths
-from embedkit.data.pairs.records import open_manifest
+from embedkit.data.pairs.records import open_records
 from embedkit.data.tables import plain_table
 from embedkit.data.text.texts import Texts
 from embedkit.data.text.tokenized import prepare
@@ -92,7 +92,7 @@ def check(
 def _verified(manifest: Manifest | TextManifest, tokenizer: PreTrainedTokenizerBase | None) -> str:
     """Read a source, and the token ids of text if they are asked for; say how much is there."""
     if isinstance(manifest, Manifest):
-        tables = [open_manifest(manifest, split) for split in splits(manifest.held_out)]
+        tables = [open_records(manifest, split) for split in splits(manifest.held_out)]
         return _counted("rows", *map(len, tables))
     texts = Texts.from_manifest(manifest)
     if tokenizer is not None:
@@ -130,14 +130,14 @@ def describe(name: str, tokenizer: PreTrainedTokenizerBase, model: str) -> Itera
 
 
 def _pairs(manifest: Manifest, tokenizer: PreTrainedTokenizerBase, model: str) -> Iterator[Table]:
-    records = open_manifest(manifest)
+    records = open_records(manifest)
     layout = records.layout
     columns = {**layout.columns, "ignored": manifest.ignore, "unused": layout.unused}
     if manifest.same_label:
         columns["positive"] = ["another text of the label"]
     rows = f"{len(records)}"
     if manifest.held_out:
-        rows += f" for training, {len(open_manifest(manifest, 'held_out'))} held out"
+        rows += f" for training, {len(open_records(manifest, 'held_out'))} held out"
     prompts = "\n".join(f"{side}: {prompt!r}" for side, prompt in manifest.prompts)
     after = {"prompts": prompts, "negatives per query": str(records.negatives_per_query)}
     yield _facts(manifest, columns, {"task": manifest.task, "rows": rows}, after)

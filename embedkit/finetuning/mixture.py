@@ -8,7 +8,7 @@ from embedkit.config import expand
 from embedkit.data.batch_sampler import BatchSampler, Source, alpha_weights, steps_in
 from embedkit.data.batch_table import BatchTable
 from embedkit.data.manifests.manifest import Manifest, load_manifest
-from embedkit.data.pairs.records import Records, open_manifest
+from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import ArgumentError, DataError, UserError
 from embedkit.recipe import Recipe
 from embedkit.recipe.training_settings import manifests_of, weights_of
@@ -50,7 +50,7 @@ def open_mixture(recipe: Recipe, given: Mapping[str, Records] | None = None) -> 
     names = manifests_of(recipe.data.mix, given)
     manifests = {name: load_manifest(name) for name in names if name not in given}
     records = tuple(
-        given[name].renamed(name) if name in given else open_manifest(manifests[name])
+        given[name].renamed(name) if name in given else open_records(manifests[name])
         for name in names
     )
     own_names = [source.name for source in records]

@@ -9,7 +9,7 @@ from typing import Any
 from embedkit.data.concepts import unit_hash
 from embedkit.data.manifests.manifest import HeldOutTask, Manifest, Prompts
 from embedkit.data.pairs.leaks import fold, leaked
-from embedkit.data.pairs.records import Records, open_manifest
+from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import DataError
 from embedkit.storage.folders import check_replaceable, whole_folder
 
@@ -40,14 +40,14 @@ def write_tasks(
     """
     check_replaceable(output, "held-out tasks")
     held_out = [
-        (manifest, task, open_manifest(manifest, "held_out"))
+        (manifest, task, open_records(manifest, "held_out"))
         for manifest in manifests
         if manifest.held_out
         for task in manifest.held_out.tasks
     ]
     if not held_out:
         raise DataError("no source of the mixture holds anything out: nothing to write")
-    training = [*map(open_manifest, manifests), *also_trained_on]
+    training = [*map(open_records, manifests), *also_trained_on]
     bad = leaked(
         (text for *_, records in held_out for text in records.texts()),
         (text for records in training for text in records.texts()),

@@ -6,8 +6,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context
 
-from embedkit.data.manifests.manifest import load_manifest
-from embedkit.data.pairs.records import open_manifest
+from embedkit.data.pairs.records import open_records
 from embedkit.errors import DataError
 
 
@@ -48,7 +47,7 @@ def open_all(names: Sequence[str], workers: int) -> Iterator[tuple[str, int]]:
 
 def _rows(name: str) -> int:
     try:
-        return len(open_manifest(load_manifest(name)))
+        return len(open_records(name))
     except OSError as error:  # also what the hub's client raises
         raise DataError(f"{name}: {' '.join(str(error).split())}") from error
     except Exception as error:

@@ -137,17 +137,16 @@ class Records(RowSource):
         return self.description.columns.score is not None
 
 
-def open_records(manifest: str | Path, split: Split = "train") -> Records:
-    """Open the source of a manifest, given by name or path; the first time, write it to the cache.
+def open_records(manifest: Manifest | str | Path, split: Split = "train") -> Records:
+    """Open the source of a manifest: its training rows, or those of the held-out concepts.
+
+    A manifest is given as such, by name or by path. The first time, rows are written to the cache.
 
     Raises:
         DataError: the source is missing, is not what the manifest pins, or has a bad row.
     """
-    return open_manifest(load_manifest(str(manifest)), split)
-
-
-def open_manifest(manifest: Manifest, split: Split = "train") -> Records:
-    """Open the source of ``manifest``: its training rows, or those of the held-out concepts."""
+    if not isinstance(manifest, Manifest):
+        manifest = load_manifest(str(manifest))
     if split == "held_out" and manifest.held_out is None:
         raise DataError(f"{manifest.name}: holds nothing out: give it a [held_out] table")
     with errors_named(manifest.name):

@@ -20,7 +20,7 @@ from support.tiny_bert import MINILM
 from typer.testing import CliRunner
 
 from embedkit.data.manifests.manifest import Manifest, load_manifest
-from embedkit.data.pairs.records import Record, Records, open_manifest
+from embedkit.data.pairs.records import Record, Records, open_records
 from embedkit.errors import DataError, UserError
 
 SEARCH = ("search_query: ", "search_document: ")
@@ -93,7 +93,7 @@ def test_no_set_of_nomic_has_more_rows_than_its_shards_hold() -> None:
 def test_a_set_of_either_stage_is_read_from_its_split(hub: Path) -> None:
     for name, id_ in (("nomic/paq", NOMIC_ID), ("bge/trivial", BGE_ID)):
         write_hub(hub, id_)
-        check(open_manifest(rowless(name)), name)
+        check(open_records(rowless(name)), name)
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_a_set_of_either_stage_is_read_from_its_split(hub: Path) -> None:
 def test_all_sets_are_read_from_their_splits(hub: Path, id_: str) -> None:
     write_hub(hub, id_)
     for name in NOMIC if id_ == NOMIC_ID else BGE:
-        check(open_manifest(rowless(name)), name)
+        check(open_records(rowless(name)), name)
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,13 @@ def test_a_renamed_column_of_the_hub_is_refused(
 ) -> None:
     write_hub(hub, id_, renamed=column)
     with pytest.raises(DataError, match=rf"{name}: .*row 1: no column '{column}'"):
-        open_manifest(rowless(name))
+        open_records(rowless(name))
 
 
 @pytest.mark.parametrize("name", NOMIC)
 def test_shards_are_read_in_place_of_the_hub(hub: Path, name: str) -> None:
     write_bucket(hub, name)
-    check(open_manifest(rowless(name)), name)
+    check(open_records(rowless(name)), name)
 
 
 @pytest.mark.parametrize("name", NOMIC)
@@ -134,18 +134,18 @@ def test_a_renamed_column_of_the_shards_is_refused(hub: Path, name: str) -> None
         write_bucket(hub, name, renamed=column)
         message = rf"{name}: .*shard-00000\.jsonl\.gz, line 1: no column '{column}'"
         with pytest.raises(DataError, match=message):
-            open_manifest(rowless(name))
+            open_records(rowless(name))
 
 
 def test_shards_of_another_number_of_rows_are_a_warning(hub: Path) -> None:
     write_bucket(hub, "nomic/paq")
     with pytest.warns(UserWarning, match="nomic/paq: 12 rows, expected 53874545; the manifest"):
-        open_manifest(load_manifest("nomic/paq"))
+        open_records(load_manifest("nomic/paq"))
 
 
 def test_mined_negatives_are_not_read(hub: Path) -> None:
     write_hub(hub, BGE_ID)
-    records = open_manifest(rowless("bge/nq"))
+    records = open_records(rowless("bge/nq"))
     assert (records[0].negatives, records.negatives_per_query) == ((), 0)
 
 

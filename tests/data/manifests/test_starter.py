@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from embedkit.data.concepts import is_held_out
 from embedkit.data.manifests.manifest import Manifest, load_manifest, load_text_manifest
 from embedkit.data.pairs.held_out import write_tasks
-from embedkit.data.pairs.records import open_manifest
+from embedkit.data.pairs.records import open_records
 from embedkit.data.text.texts import Texts
 from embedkit.data.text.texts import is_held_out as is_held_out_document
 from embedkit.evaluation.task_folders.reading import read_task_folders
@@ -51,7 +51,7 @@ def evaluation_texts(tasks: list[Path]) -> set[str]:
 
 
 def training_texts(starter: list[Manifest]) -> set[str]:
-    return {fold(text) for manifest in starter for text in open_manifest(manifest).texts()}
+    return {fold(text) for manifest in starter for text in open_records(manifest).texts()}
 
 
 def fold(text: str) -> str:
@@ -64,7 +64,7 @@ def digest(folder: Path) -> str:
 
 
 def test_every_column_of_the_packages_is_used_or_ignored(starter: list[Manifest]) -> None:
-    assert {each.name: open_manifest(each).layout.unused for each in starter} == {
+    assert {each.name: open_records(each).layout.unused for each in starter} == {
         name: [] for name in STARTER
     }
 
@@ -75,7 +75,7 @@ def test_a_held_out_phenotype_is_in_training_neither_by_definition_nor_by_synony
     by_name = {manifest.name: manifest for manifest in starter}
     positives = {}
     for name in ("hpo_definition", "hpo_synonym"):
-        table = open_manifest(by_name[name]).table
+        table = open_records(by_name[name]).table
         rows = list(table.scan(("concept", "query", "positive")))
         assert not any(is_held_out(concept, 0.1) for concept, _, _ in rows)
         positives[name] = {concept: (query, positive) for concept, query, positive in rows}
@@ -87,8 +87,8 @@ def test_a_held_out_phenotype_is_in_training_neither_by_definition_nor_by_synony
 
 def test_the_icd_categories_of_training_and_tasks_are_disjoint(starter: list[Manifest]) -> None:
     (icd,) = (manifest for manifest in starter if manifest.name == "icd10_inclusion")
-    trained = {concept for (concept,) in open_manifest(icd).table.scan(("concept",))}
-    held_out = {concept for (concept,) in open_manifest(icd, "held_out").table.scan(("concept",))}
+    trained = {concept for (concept,) in open_records(icd).table.scan(("concept",))}
+    held_out = {concept for (concept,) in open_records(icd, "held_out").table.scan(("concept",))}
     assert trained.isdisjoint(held_out)
     assert min(len(trained), len(held_out)) > 50
 
@@ -126,7 +126,7 @@ def test_pretraining_text_holds_out_the_concepts_of_the_pairs(
     starter: list[Manifest], pairs: str
 ) -> None:
     (manifest,) = (each for each in starter if each.name == pairs)
-    table = open_manifest(manifest, "held_out").table
+    table = open_records(manifest, "held_out").table
     held_out = {concept for (concept,) in table.scan(("concept",))}
     name = {"hpo": "text_hpo", "icd10": "text_icd10", "code": "text_sympy"}[pairs.split("_")[0]]
     texts = load_text_manifest(name)
@@ -140,7 +140,7 @@ def test_pretraining_text_holds_out_the_concepts_of_the_pairs(
 
 
 def test_the_starter_has_four_sources_of_unlike_size(starter: list[Manifest]) -> None:
-    sizes = [len(open_manifest(manifest)) for manifest in starter]
+    sizes = [len(open_records(manifest)) for manifest in starter]
     assert len(sizes) >= 4
     assert max(sizes) >= 10 * min(sizes)
 

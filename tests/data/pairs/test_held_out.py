@@ -8,7 +8,7 @@ from embedkit.data.concepts import is_held_out
 from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.pairs.held_out import write_tasks
 from embedkit.data.pairs.leaks import leaked
-from embedkit.data.pairs.records import Records, open_manifest
+from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import DataError, UserError
 
 SHARE = 0.3
@@ -73,7 +73,7 @@ def test_about_the_share_is_held_out_and_a_smaller_share_is_part_of_it() -> None
 def test_concepts_are_held_out_whole(tmp_path: Path) -> None:
     manifest = manifest_over(tmp_path, ROWS)
     for split, numbers in (("train", TRAINED_ON), ("held_out", HELD_OUT)):
-        records = open_manifest(manifest, "train" if split == "train" else "held_out")
+        records = open_records(manifest, "train" if split == "train" else "held_out")
         found = records.take(range(len(records)))
         assert [each.query for each in found] == [ROWS[n]["query"] for n in numbers]
         spoken_of = {text for each in found for text in each.negatives}
@@ -90,7 +90,7 @@ def test_what_holds_nothing_out_has_no_such_split(tmp_path: Path) -> None:
     )
     manifest = load_manifest(str(tmp_path / "a.toml"))
     with pytest.raises(DataError, match="a: holds nothing out"):
-        open_manifest(manifest, "held_out")
+        open_records(manifest, "held_out")
     with pytest.raises(DataError, match="no source of the mixture holds anything out"):
         write_tasks([manifest], tmp_path / "tasks")
 

@@ -15,7 +15,7 @@ from support.tiny_bert import MINILM
 from typer.testing import CliRunner
 
 from embedkit.data.manifests.manifest import load_manifest
-from embedkit.data.pairs.records import Record, Records, open_manifest
+from embedkit.data.pairs.records import Record, Records, open_records
 from embedkit.errors import DataError, UserError
 
 Row = dict[str, Any]
@@ -51,7 +51,7 @@ def manifest_file(folder: Path, rows: list[Row], **keys: Any) -> Path:
 
 
 def opened(folder: Path, rows: list[Row], **keys: Any) -> Records:
-    return open_manifest(load_manifest(str(manifest_file(folder, rows, **keys))))
+    return open_records(load_manifest(str(manifest_file(folder, rows, **keys))))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
 from embedkit.data.manifests.manifest import Manifest, load_manifest
-from embedkit.data.pairs.records import Record, Records, open_manifest
+from embedkit.data.pairs.records import Record, Records, open_records
 from embedkit.data.sources import streams
 from embedkit.errors import DataError, UserError
 from embedkit.storage import cache
@@ -134,7 +134,7 @@ def test_a_bad_row_is_named_and_leaves_nothing_in_the_cache(
     negatives = 'negatives = "negatives"' if "negatives" in row else ""
     manifest = manifest_over(tmp_path, [good, row], f"[columns]\n{negatives}")
     with pytest.raises(DataError, match=message):
-        open_manifest(manifest)
+        open_records(manifest)
     assert built_folders() == []
 
 
@@ -219,29 +219,29 @@ def test_one_hard_negative_is_drawn_where_there_are_any() -> None:
 
 def test_opening_again_reads_the_cache_until_the_file_changes(tmp_path: Path) -> None:
     manifest = manifest_over(tmp_path, ROWS)
-    first = open_manifest(manifest)
-    assert open_manifest(manifest).table.path == first.table.path
+    first = open_records(manifest)
+    assert open_records(manifest).table.path == first.table.path
     changed = manifest_over(tmp_path, ROWS[:2])
-    assert len(open_manifest(changed)) == 2
+    assert len(open_records(changed)) == 2
     assert len(first) == 3
 
 
 @pytest.mark.parametrize("damage", ["cut", "deleted"])
 def test_a_damaged_cache_is_built_anew(tmp_path: Path, damage: str) -> None:
     manifest = manifest_over(tmp_path, ROWS)
-    path = open_manifest(manifest).table.path
+    path = open_records(manifest).table.path
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-100])
     else:
         path.unlink()
-    assert open_manifest(manifest).take(range(3)) == RECORDS
+    assert open_records(manifest).take(range(3)) == RECORDS
 
 
 def test_what_a_killed_build_left_does_not_matter(tmp_path: Path) -> None:
     manifest = manifest_over(tmp_path, ROWS)
-    folder = open_manifest(manifest).table.path.parent
+    folder = open_records(manifest).table.path.parent
     folder.rename(folder.with_name(f".{folder.name}.aside"))
-    assert len(open_manifest(manifest)) == 3
+    assert len(open_records(manifest)) == 3
     assert built_folders() == [folder.name]
 
 
@@ -249,8 +249,8 @@ def test_what_a_killed_build_left_does_not_matter(tmp_path: Path) -> None:
 def test_processes_that_open_at_once_build_once(tmp_path: Path) -> None:
     manifest = manifest_over(tmp_path, list(numbered(20_000)))
     with multiprocessing.get_context("fork").Pool(4) as pool:
-        opened = pool.map(open_manifest, [manifest] * 4)
-    assert {each.fingerprint for each in opened} == {open_manifest(manifest).fingerprint}
+        opened = pool.map(open_records, [manifest] * 4)
+    assert {each.fingerprint for each in opened} == {open_records(manifest).fingerprint}
     assert built_folders() == [opened[0].table.path.parent.name]
 
 

@@ -11,7 +11,7 @@ from embedkit import distributed
 from embedkit.data.batch_sampler import BatchSampler, Source
 from embedkit.data.manifests.manifest import load_manifest
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
-from embedkit.data.pairs.records import Record, Records, open_manifest
+from embedkit.data.pairs.records import Record, Records, open_records
 from embedkit.errors import DataError
 from embedkit.recipe import Data, Mix
 
@@ -65,9 +65,9 @@ def test_a_manifest_names_scores_too(tmp_path: Path) -> None:
     tables: dict[str, Any] = {"source": {"kind": "files", "files": files}}
     path = tmp_path / "pairs.toml"
     path.write_text(tomli_w.dumps(tables | {"columns": {"score": "score"}}))
-    scored = open_manifest(load_manifest(str(path)))
+    scored = open_records(load_manifest(str(path)))
     path.write_text(tomli_w.dumps(tables | {"ignore": ["score"]}))
-    assert open_manifest(load_manifest(str(path)))[1] == Record("c", "d")
+    assert open_records(load_manifest(str(path)))[1] == Record("c", "d")
     assert scored[1] == Record("c", "d", score=0.5)
 
 

@@ -13,7 +13,7 @@ from support.hub_sets import FIXTURES, write_data_set
 
 from embedkit.data.manifests.manifest import Manifest, SameLabel, load_manifest
 from embedkit.data.manifests.sources import HubSource
-from embedkit.data.pairs.records import Record, Records, open_manifest
+from embedkit.data.pairs.records import Record, Records, open_records
 from embedkit.errors import DataError
 from embedkit.storage import cache
 from embedkit.tokens.prompts import as_prefix
@@ -100,7 +100,7 @@ def opened(name: str, tmp_path: Path) -> Records:
     manifest = load_manifest(name)
     write_data_set(tmp_path / "hub", hub_source(manifest).id)
     # The stand-in has not as many rows as the data set, which is only a warning.
-    return open_manifest(manifest.model_copy(update={"rows": None, "rows_read": None}))
+    return open_records(manifest.model_copy(update={"rows": None, "rows_read": None}))
 
 
 def used(manifest: Manifest) -> set[str]:
@@ -138,7 +138,7 @@ def test_a_renamed_column_is_refused(name: str, tmp_path: Path) -> None:
     for column in sorted(used(manifest)):
         write_data_set(tmp_path / "hub", hub_source(manifest).id, renamed=column)
         with pytest.raises(DataError, match=rf"{name}: .*no (column|field) '{re.escape(column)}'"):
-            open_manifest(manifest)
+            open_records(manifest)
 
 
 def test_five_hard_negatives_are_drawn_of_three_sets_and_one_of_the_others() -> None:
@@ -197,19 +197,19 @@ def test_every_published_column_is_used_or_ignored(name: str, tmp_path: Path) ->
 def test_another_seed_makes_other_pairs(tmp_path: Path) -> None:
     first = opened("yahoo_clust", tmp_path).take(range(12))
     manifest = load_manifest("yahoo_clust").model_copy(update={"same_label": SameLabel(seed=1)})
-    assert set(open_manifest(manifest).take(range(12))) != set(first)
+    assert set(open_records(manifest).take(range(12))) != set(first)
 
 
 def test_a_stand_in_of_another_size_is_a_warning(tmp_path: Path) -> None:
     write_data_set(tmp_path / "hub", "sentence-transformers/npr")
     with pytest.warns(UserWarning, match="npr: 12 rows, expected 594384; the manifest pins no"):
-        assert len(open_manifest(load_manifest("npr"))) == 12
+        assert len(open_records(load_manifest("npr"))) == 12
 
 
 def test_what_is_read_of_a_set_is_counted_before_its_filter(tmp_path: Path) -> None:
     write_data_set(tmp_path / "hub", "mteb/sts12-sts")
     with pytest.warns(UserWarning, match="sts12: 12 rows read, expected 2234; the manifest pins"):
-        assert len(open_manifest(load_manifest("sts12"))) < 12
+        assert len(open_records(load_manifest("sts12"))) < 12
 
 
 @pytest.mark.parametrize("name", INSTRUCTIONS)
@@ -239,7 +239,7 @@ def mine(tmp_path: Path, source: str, more: str = "") -> Manifest:
 def test_an_unknown_configuration_of_a_folder_is_one_line(tmp_path: Path) -> None:
     write_data_set(tmp_path / "hub", "sentence-transformers/npr")
     with pytest.raises(DataError, match=r"mine: cannot open .*npr \(.*'pears'") as caught:
-        open_manifest(mine(tmp_path, 'id = "sentence-transformers/npr"\nconfig = "pears"'))
+        open_records(mine(tmp_path, 'id = "sentence-transformers/npr"\nconfig = "pears"'))
     assert "\n" not in str(caught.value)
 
 
@@ -249,7 +249,7 @@ def test_a_folder_that_changes_is_read_anew(tmp_path: Path) -> None:
     rows = [{"title": "t", "body": "b"}]
     pq.write_table(pa.Table.from_pylist(rows), path)
     with pytest.warns(UserWarning, match="npr: 1 rows"):
-        assert open_manifest(load_manifest("npr"))[0] == Record("t", "b")
+        assert open_records(load_manifest("npr"))[0] == Record("t", "b")
 
 
 def write_join(tmp_path: Path, pairs: list[tuple[Any, Any]]) -> Manifest:
@@ -272,7 +272,7 @@ def write_join(tmp_path: Path, pairs: list[tuple[Any, Any]]) -> Manifest:
 
 
 def test_a_join_takes_the_first_row_of_an_id_written_either_way(tmp_path: Path) -> None:
-    records = open_manifest(write_join(tmp_path, [("3", 1), ("1", 2)]))
+    records = open_records(write_join(tmp_path, [("3", 1), ("1", 2)]))
     assert [records[0], records[1]] == [Record("text 3", "text 1"), Record("text 1", "text 2")]
     assert not list((cache.root() / "joins").iterdir())
 
@@ -280,10 +280,10 @@ def test_a_join_takes_the_first_row_of_an_id_written_either_way(tmp_path: Path) 
 def test_an_id_that_names_no_row_is_empty(tmp_path: Path) -> None:
     manifest = write_join(tmp_path, [(1, 2), (1, 9)])
     with pytest.raises(DataError, match=r"row 2: d\.text is empty: fill it in, or set drop_empty"):
-        open_manifest(manifest)
-    assert len(open_manifest(manifest.model_copy(update={"drop_empty": True}))) == 1
+        open_records(manifest)
+    assert len(open_records(manifest.model_copy(update={"drop_empty": True}))) == 1
 
 
 def test_a_hub_folder_that_is_not_there_is_named() -> None:
     with pytest.raises(DataError, match=r"npr: EMBEDKIT_HUB is .*/hub, which is no folder"):
-        open_manifest(load_manifest("npr"))
+        open_records(load_manifest("npr"))

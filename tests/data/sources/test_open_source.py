@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedkit.data.manifests.manifest import Manifest, load_manifest
-from embedkit.data.pairs.records import Record, open_manifest
+from embedkit.data.pairs.records import Record, open_records
 from embedkit.data.sources.files import rows
 from embedkit.data.sources.hub import DatasetLocation, check_revision
 from embedkit.errors import DataError
@@ -126,7 +126,7 @@ def test_files_are_read_one_after_the_other(tmp_path: Path) -> None:
         row = {"query": name, "positive": name}
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
     listed = ", ".join(f'{{ path = "{tmp_path}/{name}.jsonl" }}' for name in ("two", "one"))
-    records = open_manifest(manifest_of(tmp_path, f'{{ kind = "files", files = [{listed}] }}'))
+    records = open_records(manifest_of(tmp_path, f'{{ kind = "files", files = [{listed}] }}'))
     assert [each.query for each in records.take([0, 1])] == ["two", "one"]
 
 
@@ -134,21 +134,21 @@ def test_a_file_with_another_hash_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_bytes(as_jsonl())
     right = hashlib.sha256(as_jsonl()).hexdigest()
-    assert len(open_manifest(files_manifest(path, sha256=right))) == 2
+    assert len(open_records(files_manifest(path, sha256=right))) == 2
     path.write_bytes(as_jsonl() + b"\n")
     with pytest.raises(DataError, match=rf"mine: .*pairs\.jsonl: sha256 is \w+, expected {right}"):
-        open_manifest(files_manifest(path, sha256=right))
+        open_records(files_manifest(path, sha256=right))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"mine: .*absent\.jsonl: no such file"):
-        open_manifest(files_manifest(tmp_path / "absent.jsonl"))
+        open_records(files_manifest(tmp_path / "absent.jsonl"))
 
 
 def test_a_package_that_is_not_installed_is_answered_with_the_command(tmp_path: Path) -> None:
     manifest = package_manifest(tmp_path, distribution="no-such-package", version="1.2")
     with pytest.raises(DataError, match=r'pip install "no-such-package==1\.2"'):
-        open_manifest(manifest)
+        open_records(manifest)
 
 
 def test_another_version_is_a_warning_and_is_not_checked(tmp_path: Path) -> None:
@@ -156,17 +156,17 @@ def test_another_version_is_a_warning_and_is_not_checked(tmp_path: Path) -> None
     installed = metadata.version("boltons")
     message = f"boltons {installed} is installed, the manifest is written for 24.0.0"
     with pytest.warns(UserWarning, match=message):
-        assert len(open_manifest(manifest)) > 7
+        assert len(open_records(manifest)) > 7
 
 
 def test_a_package_with_other_content_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"mine: boltons of boltons==\S+ has sha256 b8ef"):
-        open_manifest(package_manifest(tmp_path, sha256="0" * 64))
+        open_records(package_manifest(tmp_path, sha256="0" * 64))
 
 
 def test_a_package_without_the_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"mine: boltons \S+ has no bolts"):
-        open_manifest(package_manifest(tmp_path, path="bolts"))
+        open_records(package_manifest(tmp_path, path="bolts"))
 
 
 def test_a_wrong_number_of_rows_is_refused(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_wrong_number_of_rows_is_refused(tmp_path: Path) -> None:
     path.write_bytes(as_jsonl())
     for _ in range(2):  # The second time from the cache.
         with pytest.raises(DataError, match="mine: 2 rows, expected 3"):
-            open_manifest(files_manifest(path, "rows = 3"))
+            open_records(files_manifest(path, "rows = 3"))
 
 
 def hub_manifest(folder: Path, id_: str) -> Manifest:
@@ -192,16 +192,16 @@ def test_a_folder_stands_for_the_hub(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "train.jsonl").write_bytes(as_jsonl())
     manifest = hub_manifest(tmp_path, str(folder))
-    assert open_manifest(manifest)[1] == Record('say "c"', "d")
+    assert open_records(manifest)[1] == Record('say "c"', "d")
     (folder / "train.jsonl").write_bytes(as_jsonl() * 2)
-    assert len(open_manifest(manifest)) == 4
+    assert len(open_records(manifest)) == 4
 
 
 @pytest.mark.usefixtures("_own_datasets_cache")
 def test_a_hub_out_of_reach_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     manifest = hub_manifest(tmp_path, "no-such-org/no-such-pairs")
     with pytest.raises(DataError, match=r"mine: cannot open no-such-org/.*EMBEDKIT_HUB") as caught:
-        open_manifest(manifest)
+        open_records(manifest)
     assert "\n" not in str(caught.value)
 
 

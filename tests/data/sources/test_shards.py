@@ -9,7 +9,7 @@ import pytest
 from support.shards import write_shards
 
 from embedkit.data.manifests.manifest import Manifest, load_manifest
-from embedkit.data.pairs.records import Record, open_manifest
+from embedkit.data.pairs.records import Record, open_records
 from embedkit.data.sources.files import Rows
 from embedkit.data.sources.readers.shards import Shards, read
 from embedkit.errors import DataError, UserError
@@ -55,7 +55,7 @@ def rewrite(path: Path, text: str) -> None:
 
 
 def test_shards_are_read_one_after_the_other(tmp_path: Path, folder: Path) -> None:
-    records = open_manifest(manifest(tmp_path, folder))
+    records = open_records(manifest(tmp_path, folder))
     assert records.take(range(len(records))) == ALL
 
 
@@ -64,14 +64,14 @@ def test_a_folder_is_found_under_the_one_that_stands_for_the_hub(
 ) -> None:
     described = manifest(tmp_path, "bucket/pairs")
     with pytest.raises(DataError, match=r"mine: bucket/pairs: no such folder, here or under"):
-        open_manifest(described)
+        open_records(described)
     monkeypatch.setenv("EMBEDKIT_HUB", str(tmp_path))
-    assert len(open_manifest(described)) == 3
+    assert len(open_records(described)) == 3
 
 
 def test_columns_may_be_renamed(tmp_path: Path, folder: Path) -> None:
     more = f'{TWO}\nrename = {{ query = "pos", pos = "query" }}'
-    assert open_manifest(manifest(tmp_path, folder, more))[1] == Record("b", "a")
+    assert open_records(manifest(tmp_path, folder, more))[1] == Record("b", "a")
 
 
 @pytest.mark.parametrize(
@@ -91,19 +91,19 @@ def test_a_column_under_another_name_is_refused(
     renamed = {**SHARDS, "shard-00001.jsonl.gz": [{"query": "c", "body": "d"}]}
     folder = write_shards(tmp_path, "pairs", renamed, "query", "body")
     with pytest.raises(DataError, match=message) as caught:
-        open_manifest(manifest(tmp_path, folder, f"{TWO}\n{more}", positive=positive))
+        open_records(manifest(tmp_path, folder, f"{TWO}\n{more}", positive=positive))
     assert "\n" not in str(caught.value)
 
 
 def test_shards_that_have_no_count_are_left_out(tmp_path: Path) -> None:
     folder = write_shards(tmp_path, "pairs", {**SHARDS, "shard-00002.jsonl.gz": []}, "query", "pos")
     more = 'files = "shard-{00000..00009}.jsonl.gz"'
-    assert len(open_manifest(manifest(tmp_path, folder, more))) == 3
+    assert len(open_records(manifest(tmp_path, folder, more))) == 3
 
 
 def test_one_shard_is_named_without_a_range(tmp_path: Path, folder: Path) -> None:
     more = 'files = "shard-00001.jsonl.gz"'
-    assert len(open_manifest(manifest(tmp_path, folder, more))) == 1
+    assert len(open_records(manifest(tmp_path, folder, more))) == 1
 
 
 @pytest.mark.parametrize("name", ["{}", "bucket/pairs/{}", "s3://bucket/pairs/{}"])
@@ -123,25 +123,25 @@ def test_a_shard_is_not_read_before_its_turn(folder: Path) -> None:
 
 def test_shards_that_were_read_are_not_read_again(tmp_path: Path, folder: Path) -> None:
     described = manifest(tmp_path, folder)
-    open_manifest(described)
+    open_records(described)
     shard = folder / "shard-00000.jsonl.gz"
     before = shard.stat()
     shard.write_bytes(b"x" * before.st_size)
     os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert open_manifest(described)[0] == ALL[0]
+    assert open_records(described)[0] == ALL[0]
     os.utime(shard)
     with pytest.raises(DataError, match="unreadable"):
-        open_manifest(described)
+        open_records(described)
 
 
 def test_another_number_of_rows_than_the_manifest_s_is_refused(
     tmp_path: Path, folder: Path
 ) -> None:
     with pytest.raises(DataError, match="mine: 3 rows, expected 4: correct rows in the manifest"):
-        open_manifest(manifest(tmp_path, folder, rows="rows = 4"))
+        open_records(manifest(tmp_path, folder, rows="rows = 4"))
     with pytest.raises(DataError, match="mine: 3 rows read, expected 4: correct rows_read in the"):
-        open_manifest(manifest(tmp_path, folder, rows="rows_read = 4"))
-    assert len(open_manifest(manifest(tmp_path, folder, rows="rows_read = 3"))) == 3
+        open_records(manifest(tmp_path, folder, rows="rows_read = 4"))
+    assert len(open_records(manifest(tmp_path, folder, rows="rows_read = 3"))) == 3
 
 
 @pytest.mark.parametrize(

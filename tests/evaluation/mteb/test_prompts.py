@@ -20,7 +20,7 @@ from support.task_folders import write_json_lines, write_task
 from typer.testing import CliRunner
 
 from embedkit.data.manifests.manifest import load_manifest
-from embedkit.data.pairs.records import Record, open_manifest
+from embedkit.data.pairs.records import Record, open_records
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.mteb.task_prompts import resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
@@ -32,7 +32,7 @@ from embedkit.tokens.prompts import benchmark_prompts
 @pytest.fixture(scope="module")
 def terms() -> list[Record]:
     """Terms of medicine, each with a synonym and with terms of a near meaning."""
-    records = open_manifest(load_manifest("hpo_synonym")).take(range(0, 9000, 300))
+    records = open_records(load_manifest("hpo_synonym")).take(range(0, 9000, 300))
     return [record for record in records if record.negatives]
 
 
