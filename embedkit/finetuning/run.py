@@ -85,7 +85,7 @@ def prepare(
     console.print(_overview(recipe, mixture, sampler, model, chosen))
     for remark in remarks(recipe):
         console.print(f"note: {remark}", soft_wrap=True)
-    evaluator = Evaluator(recipe.evaluation, folder, model, mixture)
+    evaluator = Evaluator(recipe.evaluation, folder.evaluation, model, mixture)
     return TrainingJob(
         recipe=recipe,
         facts=facts,

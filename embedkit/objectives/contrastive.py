@@ -18,17 +18,26 @@ _SCORES = 2**22
 """Number of query-document scores held in memory at a time: 16 MiB in fp32, and a few times that
 with the tensors derived from them."""
 _ALL = slice(None)
-_Gather = Callable[[Tensor], tuple[Tensor, int]]
 
 
 class _Candidates:
     """Queries and documents of all ranks, or of this rank alone without ``cross_device``.
 
-    Shapes: ``mine`` ``(q,)``: this rank's queries among all queries; ``positives`` ``(q,)``: their
+    Shapes: ``queries`` ``(Q, D)`` and ``documents`` ``(N, D)``: embeddings, leaves of the graph;
+    ``mine`` ``(q,)``: this rank's queries among all queries; ``positives`` ``(q,)``: their
     positives among all documents.
     """
 
-    def __init__(self, batch: ContrastiveBatch, config: InfoNCE, across: _Gather) -> None:
+    def __init__(
+        self, batch: ContrastiveBatch, queries: Tensor, documents: Tensor, config: InfoNCE
+    ) -> None:
+        across = distributed.gather if config.cross_device else _own
+        self._joined = [across(rows)[0] for rows in (queries, documents)]
+        # Blocks of queries add their gradients to leaves; those of gathered rows take one
+        # collective in the end.
+        self.queries, self.documents = (
+            rows if rows.is_leaf else rows.detach().requires_grad_() for rows in self._joined
+        )
         count, device = len(batch.query_hashes), batch.query_hashes.device
         facts, first_query = across(torch.stack([batch.query_hashes, batch.labels[:count]], dim=1))
         self._query_hashes, self._query_labels = facts.unbind(dim=1)
@@ -62,6 +71,16 @@ class _Candidates:
         if self._filter is None:
             return known, known
         return known, known | self._filter.dropped(queries, documents)
+
+    def backward(self) -> None:
+        """Pass the gradients of gathered rows on to the ranks that they come from."""
+        for whole, leaf in zip(self._joined, (self.queries, self.documents), strict=True):
+            if whole is not leaf and leaf.grad is not None:
+                whole.backward(leaf.grad)
+
+
+def _own(rows: Tensor) -> tuple[Tensor, int]:
+    return rows, 0
 
 
 class ContrastiveObjective:
@@ -135,37 +154,19 @@ class ContrastiveObjective:
 
         Returns the counts and losses of ``_of_rows``, summed over this rank's queries.
         """
-        across: _Gather = (
-            distributed.gather if self._config.cross_device else lambda rows: (rows, 0)
-        )
-        candidates = _Candidates(batch, self._config, across)
-        joined = [across(rows)[0] for rows in (queries, documents)]
-        # Blocks add their gradients to leaves. Rows gathered from other ranks are detached for it,
-        # since their gradients take one collective in the end.
-        leaves = [rows if rows.is_leaf else rows.detach().requires_grad_() for rows in joined]
-        all_queries, all_documents = leaves
-        step = max(1, _SCORES // max(1, len(all_documents)))
+        candidates = _Candidates(batch, queries, documents, self._config)
+        step = max(1, _SCORES // max(1, len(candidates.documents)))
         sums = []
         for start in range(0, len(queries) or 1, step):
             rows = slice(start, start + step)
-            losses, counts = self._of_rows(
-                candidates, queries, documents, all_queries, all_documents, rows
-            )
+            losses, counts = self._of_rows(candidates, queries, documents, rows)
             (self._mean(losses) * scale).backward()
             sums.append(torch.cat([counts.to(losses), losses.detach()]))
-        for whole, leaf in zip(joined, leaves, strict=True):
-            if whole is not leaf and leaf.grad is not None:
-                whole.backward(leaf.grad)
+        candidates.backward()
         return torch.stack(sums).sum(dim=0)
 
     def _of_rows(
-        self,
-        candidates: _Candidates,
-        queries: Tensor,
-        documents: Tensor,
-        all_queries: Tensor,
-        all_documents: Tensor,
-        rows: slice,
+        self, candidates: _Candidates, queries: Tensor, documents: Tensor, rows: slice
     ) -> tuple[Tensor, Tensor]:
         """Return the losses at every width and three counts, summed over ``rows`` of the queries.
 
@@ -181,15 +182,15 @@ class ContrastiveObjective:
         loss_of = partial(info_nce, temperature=self._config.temperature, reduction="sum")
         losses = []
         for dim in self._config.matryoshka_dims or (queries.shape[1],):
-            among = truncated(all_documents, dim)
+            among = truncated(candidates.documents, dim)
             loss = loss_of(truncated(block, dim), among, positives, excluded=excluded)
             if reverse is not None:
                 answers = truncated(documents[: len(queries)][rows], dim)
-                among = truncated(all_queries, dim)
+                among = truncated(candidates.queries, dim)
                 loss = (loss + loss_of(answers, among, asked, excluded=reverse)) / 2
             losses.append(loss)
         with torch.no_grad():
-            scores = similarity(block, all_documents, self._config.temperature)
+            scores = similarity(block, candidates.documents, self._config.temperature)
             beaten = (scores > scores.gather(1, positives[:, None])) & ~excluded
             correct = (~beaten.any(dim=1)).sum()
         # ``known`` holds a query's own positive, so neither count of negatives includes it.

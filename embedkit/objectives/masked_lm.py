@@ -1,6 +1,7 @@
 """Masked language modelling objective, which adds the gradients of a step's masked tokens."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -10,21 +11,17 @@ from embedkit.data.text.masked_batches import MaskedBatch
 from embedkit.distributed import sharding
 
 
+@dataclass(frozen=True, slots=True)
 class MaskedLMObjective:
-    """Mean cross-entropy over the masked tokens of a whole step, however it is divided.
+    """Mean cross-entropy over the masked tokens of a whole step, however it is divided."""
 
-    Args:
-        micro_batch_tokens: number of tokens of one forward pass.
-        max_tokens: largest number of tokens of a row.
-        flops: function that returns the floating point operations of a step, given the lengths of
-            its sequences and the number of masked tokens.
-    """
-
-    def __init__(
-        self, micro_batch_tokens: int, max_tokens: int, flops: Callable[[Tensor, int], float]
-    ) -> None:
-        self._micro_batch_tokens, self._max_tokens = micro_batch_tokens, max_tokens
-        self._flops = flops
+    micro_batch_tokens: int
+    """Number of tokens of one forward pass."""
+    max_tokens: int
+    """Largest number of tokens of a row."""
+    flops: Callable[[Tensor, int], float]
+    """Function that returns the floating point operations of a step, given the lengths of its
+    sequences and the number of masked tokens."""
 
     def backward(
         self, model: nn.Module, batch: MaskedBatch, *, key: int, scale: float
@@ -45,9 +42,9 @@ class MaskedLMObjective:
         masked, tokens = distributed.sum_over_ranks(counts.double())
         # Gradients are averaged over ranks later, so each rank multiplies its sum by world_size.
         share = scale * distributed.world_size() / masked.clamp(min=1)
-        flops = self._flops(batch.tokens.lengths, len(batch.positions))
+        flops = self.flops(batch.tokens.lengths, len(batch.positions))
         sums = torch.tensor([0.0, 0.0, flops], device=device, dtype=torch.float64)
-        micros = micro_batches(batch, self._micro_batch_tokens)
+        micros = micro_batches(batch, self.micro_batch_tokens)
         for number, rows in enumerate(micros, start=1):
             micro = batch.select(rows)
             sharding.reduce_in_backward(model, number == len(micros))
@@ -60,7 +57,7 @@ class MaskedLMObjective:
             "accuracy": sums[1] / masked.clamp(min=1),
             "masked": masked,
             "tokens": tokens,
-            "padding": 1 - tokens / (batch.rows * self._max_tokens),
+            "padding": 1 - tokens / (batch.rows * self.max_tokens),
             "flops": sums[2],
         }
 
