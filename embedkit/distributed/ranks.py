@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
-from torch.nn import functional as F
 
 from embedkit.errors import UserError
 
@@ -175,23 +174,24 @@ def gather(rows: Tensor) -> tuple[Tensor, int]:
         return rows, 0
     counts = torch.zeros(world_size(), dtype=torch.int64, device=rows.device)
     counts[rank()] = len(rows)
-    counts = sum_over_ranks(counts)
-    begin, whole = int(counts[: rank()].sum()), int(counts.sum())
-    # Zeros stand for the rows of other ranks: ``all_gather`` would need equally many on each.
-    around = [0, 0] * (rows.ndim - 1) + [begin, whole - begin - len(rows)]
-    return _Sum.apply(F.pad(rows, around)), begin
+    lengths: list[int] = sum_over_ranks(counts).tolist()
+    return _Gather.apply(rows, lengths), sum(lengths[: rank()])
 
 
-class _Sum(torch.autograd.Function):
-    """Sum over all ranks, whose gradient is the sum of the gradients on all ranks."""
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, lengths: list[int]) -> Tensor:
+        ctx.lengths = lengths
+        # ``all_gather`` requires equal shapes: rows are padded to the longest part, then unpadded.
+        padded = rows.new_zeros(max(lengths), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
 
     @staticmethod
-    def forward(_ctx: Any, values: Tensor) -> Tensor:
-        return sum_over_ranks(values)
-
-    @staticmethod
-    def backward(_ctx: Any, *grads: Tensor) -> Tensor:
-        return sum_over_ranks(grads[0])
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return sum_over_ranks(grads[0]).split(ctx.lengths)[rank()], None
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
@@ -206,11 +206,11 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     for number, gradient in enumerate(gradients, start=1):
         if not isinstance(gradient, DTensor):
             bucket.append(gradient)
-        sizes = [each.numel() for each in bucket]
+        sizes = [waiting.numel() for waiting in bucket]
         if bucket and (sum(sizes) >= _BUCKET_ELEMENTS or number == len(gradients)):
-            flat = torch.cat([each.reshape(-1) for each in bucket])
+            flat = torch.cat([waiting.reshape(-1) for waiting in bucket])
             dist.all_reduce(flat)
             flat /= world_size()
-            for each, part in zip(bucket, flat.split(sizes), strict=True):
-                each.copy_(part.view_as(each))
+            for waiting, mean in zip(bucket, flat.split(sizes), strict=True):
+                waiting.copy_(mean.view_as(waiting))
             bucket = []
