@@ -118,12 +118,21 @@ class DistributedEncoder:
 
     def run_on_main(self, work: Callable[[Self], ResultT]) -> ResultT:
         """Call ``work`` on rank 0; return its result, or raise its ``UserError``, on all ranks."""
+
+        def lead() -> ResultT:
+            self._leading.set()
+            try:
+                return work(self)
+            finally:
+                self._leading.clear()
+                distributed.on_main(_end)
+
         if distributed.world_size() == 1:
             return work(self)
         while not distributed.is_main() and (request := distributed.on_main(_end)) is not None:
             with suppress(EncodingFailedError):  # Rank 0 decides what becomes of the failure.
                 self._encode_share(*request)
-        return distributed.on_main(lambda: self._lead(work))
+        return distributed.on_main(lead)
 
     def encode(
         self, texts: str | Sequence[str], *, prompt: str = "", context: Context | None = None
@@ -139,14 +148,6 @@ class DistributedEncoder:
         request = (list(texts), prompt, context)
         distributed.on_main(lambda: request)
         return self._encode_share(*request)
-
-    def _lead(self, work: Callable[[Self], ResultT]) -> ResultT:
-        self._leading.set()
-        try:
-            return work(self)
-        finally:
-            self._leading.clear()
-            distributed.on_main(_end)
 
     def _encode_share(
         self, texts: list[str], prompt: str, context: Context | None
@@ -194,8 +195,7 @@ def _rounds(tokens: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Split rows, sorted by length with the longest first, into rounds of ``_ROUND_TOKENS``."""
     order = np.argsort(-tokens, kind="stable")
     rounds = (np.cumsum(tokens[order]) - tokens[order]) // _ROUND_TOKENS
-    split = np.split(order, np.flatnonzero(np.diff(rounds)) + 1)
-    return split if len(tokens) else []
+    return np.split(order, np.flatnonzero(np.diff(rounds)) + 1) if len(tokens) else []
 
 
 def _end() -> Any:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,7 +60,7 @@ class VectorCache:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._max_bytes = folder, max_bytes
         self._lock = FileLock(folder / ".lock")
-        self._indices: dict[str, _Index] = {}
+        self._indices = defaultdict[str, _Index](lambda: _Index([]))
 
     def find(
         self, identity: str, prompt: str, keys: Keys
@@ -77,9 +78,8 @@ class VectorCache:
                 except DamagedBlockError as error:
                     # Another file may hold some of its texts too: look again without it.
                     (path,) = error.args
-                    warnings.warn(
-                        f"{path}: is damaged, so its texts are encoded again", stacklevel=2
-                    )
+                    remark = f"{path}: is damaged, so its texts are encoded again"
+                    warnings.warn(remark, stacklevel=2)
                     path.unlink(missing_ok=True)
                     continue
                 if index.blocks:
@@ -96,19 +96,18 @@ class VectorCache:
 
     def _index(self, group: str) -> "_Index":
         """Return the index of a group, made anew when another process has changed its files."""
-        known = self._indices.get(group)
-        opened = {block.path: block for block in known.blocks} if known else {}
+        opened = {block.path: block for block in self._indices[group].blocks}
         paths = sorted(self._folder.glob(f"{group}.*{_SUFFIX}"))
-        if known is None or paths != list(opened):
-            known = _Index([opened.get(path) or KeyedBlock(path) for path in paths])
-            self._indices[group] = known
-        return known
+        if paths != list(opened):
+            blocks = [opened.get(path) or KeyedBlock(path) for path in paths]
+            self._indices[group] = _Index(blocks)
+        return self._indices[group]
 
     def _make_room(self, group: str, needed: int) -> bool:
-        groups: dict[str, dict[Path, os.stat_result]] = {}
+        groups: dict[str, dict[Path, os.stat_result]] = defaultdict(dict)
         for path in self._folder.iterdir():
             if path.suffix in _SUFFIXES:
-                groups.setdefault(path.name.partition(".")[0], {})[path] = path.stat()
+                groups[path.name.partition(".")[0]][path] = path.stat()
         used = needed + sum(stat.st_size for files in groups.values() for stat in files.values())
         groups.pop(group, None)
         by_age = sorted(groups.values(), key=lambda g: max(stat.st_mtime_ns for stat in g.values()))

@@ -1,6 +1,7 @@
 """Chooses the prompts before the texts of an mteb task."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Literal, NamedTuple
 
 import mteb
@@ -40,16 +41,15 @@ def resolve_prompts(
     sided = isinstance(task, AbsTaskRetrieval) or getattr(task, "input1_prompt_type", None)
     sides = ("query", "document") if sided else ("text",)
     name, folder_prompts = task.metadata.name, getattr(task, "own_prompts", None)
+    origin: Origin = "the model's own"
     if folder_prompts:
-        return _from("the task folder's own", {s: folder_prompts.get(s, "") for s in sides})
-    if contextual and (by_use := _by_use(task, stored)):
-        return _from("the model's own", {side: by_use[side] for side in sides})
-    if name in instructions and folder_prompts is None:
-        return _from("the paper's", dict.fromkeys(sides, instructions[name]))
-    return _from("the model's own", {s: _as_mteb_does(task, s, stored, default) for s in sides})
-
-
-def _from(origin: Origin, by_side: dict[str, str]) -> Prompts:
+        origin, by_side = "the task folder's own", {s: folder_prompts.get(s, "") for s in sides}
+    elif contextual and (by_use := _by_use(task, stored)):
+        by_side = {side: by_use[side] for side in sides}
+    elif name in instructions and folder_prompts is None:
+        origin, by_side = "the paper's", dict.fromkeys(sides, instructions[name])
+    else:
+        by_side = {side: _as_mteb_does(task, side, stored, default) for side in sides}
     return Prompts(by_side, origin if any(by_side.values()) else "none")
 
 
@@ -58,21 +58,15 @@ def _as_mteb_does(task: AbsTask, side: str, stored: Mapping[str, str], default: 
 
     A prompt stored under a task's name is used only if mteb has a task of that name.
     """
-    name, type_ = task.metadata.name, str(task.metadata.type)
-    known = [name, type_] if _has_task(name) else [type_]
+    known = [str(task.metadata.type)]
+    with suppress(KeyError):
+        mteb.get_task(task.metadata.name)
+        known.insert(0, task.metadata.name)
     if side == "text":
         keys = [*known, *([default] if default else [])]
     else:
         keys = [key for use in known for key in (f"{use}-{side}", use)] + [side]
     return next((stored[key] for key in keys if key in stored), "")
-
-
-def _has_task(name: str) -> bool:
-    try:
-        mteb.get_task(name)
-    except KeyError:
-        return False
-    return True
 
 
 def _by_use(task: AbsTask, stored: Mapping[str, str]) -> dict[str, str]:

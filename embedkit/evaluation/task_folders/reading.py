@@ -36,11 +36,12 @@ def read_task_folders(folder: Path) -> list[AbsTask]:
         raise DataError(f"{folder}: no such folder")
     if (folder / "task.json").is_file():
         return _tasks(folder)
-    inner = sorted(path for path in folder.iterdir() if path.is_dir())
-    for path in inner:
-        if not (path / "task.json").is_file() and any(path.glob("*.jsonl")):
+    tasks: list[AbsTask] = []
+    for path in sorted(path for path in folder.iterdir() if path.is_dir()):
+        if (path / "task.json").is_file():
+            tasks += _tasks(path)
+        elif any(path.glob("*.jsonl")):
             raise DataError(f'{path}: task.json is missing; write {{"type": ...}} into it')
-    tasks = [task for path in inner if (path / "task.json").is_file() for task in _tasks(path)]
     if not tasks:
         raise DataError(f"{folder}: no task.json, neither here nor in the folders below")
     return tasks
