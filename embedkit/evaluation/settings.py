@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Required, TypedDict
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from embedkit.models.settings import Dtype, DtypeSettings
 from embedkit.recipe import Instructions
@@ -59,6 +59,13 @@ def _numbers(value: Any) -> Any:
         raise ValueError(f"write numbers, e.g. 512,1024 (got {value})") from None
 
 
+def _long_enough(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    if not lengths or min(lengths) < 3:
+        shown = ",".join(map(str, lengths)) or "none"
+        raise ValueError(f"give numbers of tokens from 3 on, e.g. 512,1024 (got {shown})")
+    return tuple(dict.fromkeys(lengths))
+
+
 def _positions(value: Any) -> Any:
     number = int(value) if isinstance(value, str) and value.isdigit() else value
     if number != "all" and (not isinstance(number, int) or number < 2):
@@ -69,8 +76,8 @@ def _positions(value: Any) -> Any:
 class PerplexitySettings(DtypeSettings):
     """Settings of pseudo-perplexity: the documents, their lengths, and the tokens to mask."""
 
-    lengths: Annotated[tuple[int, ...], BeforeValidator(_numbers)] = Field(
-        strict=False, examples=["512,1024"]
+    lengths: Annotated[tuple[int, ...], BeforeValidator(_numbers), AfterValidator(_long_enough)] = (
+        Field(strict=False, examples=["512,1024"])
     )
     """Documents are cut to each of these numbers of tokens, special tokens included."""
     documents: PositiveInt = 100
@@ -81,14 +88,6 @@ class PerplexitySettings(DtypeSettings):
     """This many tokens of each document are masked, one at a time; all masks every token."""
     seed: int = 0
     """Random seed for drawing the positions that are masked."""
-
-    @field_validator("lengths")
-    @classmethod
-    def _long_enough(cls, lengths: tuple[int, ...]) -> tuple[int, ...]:
-        if not lengths or min(lengths) < 3:
-            shown = ",".join(map(str, lengths)) or "none"
-            raise ValueError(f"give numbers of tokens from 3 on, e.g. 512,1024 (got {shown})")
-        return tuple(dict.fromkeys(lengths))
 
 
 class PerplexityOptions(TypedDict, total=False):

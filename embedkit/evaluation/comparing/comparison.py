@@ -55,6 +55,10 @@ class Row:
     """Difference to the first row; ``None`` for the first row and published ones."""
     published: bool = False
 
+    @property
+    def means(self) -> Mapping[str, float]:
+        return {**self.types, "average": self.average}
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -67,15 +71,14 @@ class Comparison:
     """Tasks that have a score in some runs only."""
     notes: tuple[str, ...] = ()
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.types, "average")
+
     def best(self, column: str) -> float | None:
         """Return the highest mean of the runs, without published rows, whose tasks may differ."""
-        values = [value_of(row, column) for row in self.rows if not row.published]
-        return max((value for value in values if value is not None), default=None)
-
-
-def value_of(row: Row, column: str) -> float | None:
-    """Return the mean of a type, or of all tasks for the column ``average``."""
-    return row.average if column == "average" else row.types.get(column)
+        runs = [row.means for row in self.rows if not row.published]
+        return max((means[column] for means in runs if column in means), default=None)
 
 
 def read_run(folder: Path) -> tuple[str, Summary]:
@@ -218,13 +221,13 @@ def as_csv(comparison: Comparison) -> str:
     """Return unrounded numbers; ``best`` names the columns in which the row is the best run."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    columns = [*comparison.types, "average"]
+    columns = comparison.columns
     ends = ["difference", "difference_low", "difference_high", "tasks", "published", "best"]
     writer.writerow(["model", *columns, *ends])
     for row in comparison.rows:
         bounds, tasks = row.difference or [None] * 3, None if row.published else comparison.tasks
         best = " ".join(column for column in columns if _is_best(comparison, row, column))
-        values = [value_of(row, column) for column in columns]
+        values = map(row.means.get, columns)
         writer.writerow([row.name, *values, *bounds, tasks, row.published, best])
     return stream.getvalue()
 
@@ -238,10 +241,10 @@ def _cells(comparison: Comparison, best: str) -> list[list[str]]:
     table = [["model", *types, "average", f"difference [{100 * LEVEL:.0f} %]"]]
     for row in comparison.rows:
         table.append([f"{row.name} (paper)" if row.published else row.name])
-        for column in (*comparison.types, "average"):
-            value = value_of(row, column)
-            # The paper prints one decimal.
-            shown = "-" if value is None else f"{value:.{1 if row.published else 2}f}"
+        decimals = 1 if row.published else 2  # The paper prints one decimal.
+        for column in comparison.columns:
+            value = row.means.get(column)
+            shown = "-" if value is None else f"{value:.{decimals}f}"
             table[-1].append(best.format(shown) if _is_best(comparison, row, column) else shown)
         change = row.difference
         table[-1].append("{:+.2f} [{:+.2f}, {:+.2f}]".format(*change) if change else "-")
@@ -249,8 +252,8 @@ def _cells(comparison: Comparison, best: str) -> list[list[str]]:
 
 
 def _is_best(comparison: Comparison, row: Row, column: str) -> bool:
-    value = value_of(row, column)
-    return not row.published and value is not None and value == comparison.best(column)
+    known = column in row.means and not row.published
+    return known and row.means[column] == comparison.best(column)
 
 
 def _notes(comparison: Comparison) -> list[str]:

@@ -48,9 +48,6 @@ def with_local_data(task: AbsTask, data_dir: Path | None) -> AbsTask:
     """Return a task that reads ``data_dir``, or ``$EMBEDKIT_HUB`` if that has its repository.
 
     The task of a task folder keeps its own data. With ``data_dir``, the hub is never asked.
-
-    Raises:
-        DataError: ``data_dir`` has no such repository, or ``$EMBEDKIT_HUB`` is no folder.
     """
     if task.data_loaded:
         return task
@@ -61,11 +58,7 @@ def with_local_data(task: AbsTask, data_dir: Path | None) -> AbsTask:
 
 
 def check_mirror(mirror: Path, tasks: Iterable[AbsTask]) -> None:
-    """Refuse a folder that holds the repository of none of ``tasks``.
-
-    Raises:
-        ArgumentError: there is no such folder, or it is laid out in another way.
-    """
+    """Raise ``ArgumentError`` for a folder that holds the repository of none of ``tasks``."""
     if not mirror.is_dir():
         raise ArgumentError(("data_dir", f"there is no folder {mirror}"))
     sources = [task.metadata.dataset for task in tasks if not task.data_loaded]

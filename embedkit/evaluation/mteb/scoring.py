@@ -213,13 +213,9 @@ class _MtebEncoder:
 
     def __init__(self, encoder: TextEncoder, revision: str, prompts: Mapping[str, str]) -> None:
         self._encoder, self._prompts = encoder, prompts
-        self.mteb_model_meta = ModelMeta.create_empty(
-            overwrites={
-                "name": f"embedkit/{encoder.name.replace('/', '_')}",
-                "revision": revision,
-                "similarity_fn_name": ScoringFunction.COSINE,
-            }
-        )
+        named = {"name": f"embedkit/{encoder.name.replace('/', '_')}", "revision": revision}
+        compared = {"similarity_fn_name": ScoringFunction.COSINE}
+        self.mteb_model_meta = ModelMeta.create_empty(overwrites=named | compared)
 
     def encode(self, inputs: Any, *, prompt_type: PromptType | None = None, **_: Any) -> np.ndarray:
         """Embed each distinct text once, since 98 % of MindSmallReranking's queries are repeats."""
@@ -233,9 +229,7 @@ class _MtebEncoder:
 def _delete_if_torn(path: Path) -> None:
     """Delete a result that a kill has cut short, on which mteb would fail each time."""
     try:
-        json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return
+        json.loads(path.read_text(encoding="utf-8") if path.exists() else "{}")
     except ValueError:
         path.unlink()
 

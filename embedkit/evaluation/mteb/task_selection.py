@@ -60,11 +60,7 @@ def check_held_out(wanted: Evaluation, manifests: Sequence[Manifest]) -> None:
 
 
 def tasks_of(recipe: Recipe, folder: Path) -> list[AbsTask]:
-    """Open the tasks that a recipe evaluates on; the held-out ones are written to ``folder``.
-
-    Raises:
-        UserError: the recipe evaluates on nothing.
-    """
+    """Open the tasks that a recipe evaluates on; the held-out ones are written to ``folder``."""
     if not recipe.evaluation.wanted:
         raise UserError("the recipe has nothing under [evaluation]: set held_out or tasks")
     return open_tasks(recipe.evaluation, _manifests(recipe), [], folder)

@@ -46,12 +46,9 @@ class Point:
 
     def __str__(self) -> str:
         spread = self.pseudo_perplexity_stderr
-        error = "" if spread is None else f" ± {spread:.3g}"
-        return (
-            f"{self.model}, {self.length} tokens: pseudo-perplexity "
-            f"{self.pseudo_perplexity:.4g}{error} ({self.documents} documents, "
-            f"{self.positions} positions)"
-        )
+        measured = f"{self.pseudo_perplexity:.4g}" + ("" if spread is None else f" ± {spread:.3g}")
+        sizes = f"{self.documents} documents, {self.positions} positions"
+        return f"{self.model}, {self.length} tokens: pseudo-perplexity {measured} ({sizes})"
 
 
 def summarise(scored: Sequence[Scored]) -> Point:
