@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedkit.clustering.settings import SURROGATE, ClusteringSettings
+from embedkit.clustering.settings import SURROGATE, ClusteringOptions, ClusteringSettings
 from embedkit.config import from_arguments
 from embedkit.data.manifests.json_schema import SchemaKind, json_schema
 from embedkit.errors import ArgumentError, DataError, UserError
@@ -37,11 +37,9 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from embedkit.clustering.settings import ClusteringOptions
     from embedkit.data.batch_table import BatchTable
     from embedkit.data.inspect_sources import SourceCheck, shipped_sources
     from embedkit.data.manifests.hub_lock import lock_sources
-    from embedkit.data.manifests.manifest import shipped_names
     from embedkit.data.pairs.records import Records
     from embedkit.data.text.texts import Texts
     from embedkit.evaluation.comparing.comparison import compare, format_comparison
@@ -60,7 +58,6 @@ _HOMES = {
     "BatchTable": "data.batch_table",
     "shipped_sources": "data.inspect_sources",
     "lock_sources": "data.manifests.hub_lock",
-    "shipped_names": "data.manifests.manifest",
     "Records": "data.pairs.records",
     "Texts": "data.text.texts",
     "compare": "evaluation.comparing.comparison",
@@ -120,14 +117,13 @@ def finetune(
     resolved = as_recipe(recipe)
     if objective is not None:
         resolved = resolved.with_objective(objective)
-    folder = run_training(
+    return run_training(
         partial(prepare, resolved, sources),
         Path(output or default_output(recipe)),
         resume=resume,
         overwrite=overwrite,
         allow_world_size_change=allow_world_size_change,
-    )
-    return folder.model
+    ).model
 
 
 def pretrain(
@@ -141,13 +137,7 @@ def pretrain(
 ) -> Path:
     """Pretrain a NeoBERT by masked language modelling. Under torchrun, on all ranks.
 
-    Args:
-        recipe: a value, a name under ``recipes/``, or a path.
-        output: the run's folder; by default ``runs/<recipe>``.
-        sources: texts by the names under which the recipe's mixture mentions them.
-        resume: continue the newest whole checkpoint in ``output``.
-        overwrite: replace the run in ``output``.
-        allow_world_size_change: resume on another number of ranks, with other rounding.
+    The arguments are those of ``finetune``; here ``sources`` are texts.
 
     Returns:
         The folder of the model, which ``finetune`` takes as backbone and, once
@@ -161,14 +151,13 @@ def pretrain(
     from embedkit.training.trainer import run_training
 
     resolved = recipe if isinstance(recipe, PretrainRecipe) else load_pretrain_recipe(str(recipe))
-    folder = run_training(
+    return run_training(
         partial(prepare, resolved, sources),
         Path(output or default_output(recipe)),
         resume=resume,
         overwrite=overwrite,
         allow_world_size_change=allow_world_size_change,
-    )
-    return folder.model
+    ).model
 
 
 def cluster(

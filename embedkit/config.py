@@ -5,8 +5,7 @@ import difflib
 import json
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import resources
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -31,23 +30,17 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 def shipped(folder: str) -> Path:
     """Return the path of ``recipes`` or ``data_manifests``, in an installed wheel or a checkout."""
-    installed = Path(str(resources.files("embedkit"))) / folder
+    installed = Path(__file__).parent / folder
     return installed if installed.is_dir() else Path(__file__).parents[1] / folder
 
 
-def find(
-    folder: str,
-    name: str,
-    known: Callable[[], Iterable[str]] | None = None,
-    listed_by: str | None = None,
-) -> Path:
-    """Return the path of the TOML file ``name``: a path, or a name in a shipped folder.
+def find(folder: str, name: str, listed_by: str | None = None) -> Path:
+    """Return the path of a recipe or manifest.
 
     Args:
         folder: shipped folder, ``recipes`` or ``data_manifests``.
         name: path that ends in ``.toml``, or name under ``folder`` without ``.toml``.
-        known: returns the names to suggest for an unknown one; by default all in the folder.
-        listed_by: command that prints the known names, if they are too many for a line.
+        listed_by: command that prints the names, if they are too many for a line.
 
     Raises:
         UserError: there is no such file.
@@ -58,7 +51,7 @@ def find(
         return path
     if is_path:
         raise UserError(f"{name}: no such file")
-    names = sorted(known() if known else names_in(shipped(folder)))
+    names = names_in(folder)
     near = difflib.get_close_matches(name, names, n=3)
     offers = [f"did you mean {', '.join(near)}?"] if near else []
     offers += [f"{listed_by} prints all {len(names)}"] if listed_by else []
@@ -66,28 +59,23 @@ def find(
     raise UserError(f"{name}: not a name under {folder}/ ({offered}); a path ends in .toml")
 
 
-def names_in(folder: Path) -> list[str]:
-    """Return the names of the TOML files under a shipped folder, without ``.toml``."""
-    return [str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.toml")]
+def names_in(folder: str) -> list[str]:
+    """Return the names of all recipes or manifests in a shipped folder, in order."""
+    root = shipped(folder)
+    names = {str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.toml")}
+    # Two files among the manifests hold the commits of hub data sets, and the paper's instructions.
+    return sorted(names - {"hub.lock", "instructions"})
 
 
 def expand(path: str) -> str:
-    """Resolve a leading ``$EMBEDKIT_DATA`` and ``~``.
-
-    Raises:
-        UserError: the path starts with ``$EMBEDKIT_DATA`` and the variable is not set.
-    """
+    """Resolve a leading ``~`` or ``$EMBEDKIT_DATA``, which then has to be set."""
     if path.startswith("$EMBEDKIT_DATA") and "EMBEDKIT_DATA" not in os.environ:
         raise UserError(f"{path}: set EMBEDKIT_DATA to the folder that holds the data")
     return os.path.expandvars(str(Path(path).expanduser()))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the tables of a TOML file.
-
-    Raises:
-        UserError: the file cannot be read or is not valid TOML.
-    """
+    """Return the tables of a TOML file; raise ``UserError`` if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -97,11 +85,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def validated(section: type[SectionT], tables: Mapping[str, Any], origin: str) -> SectionT:
-    """Build ``section`` from ``tables``; report all mistakes in one line.
+    """Build ``section`` from ``tables``.
 
     Raises:
-        UserError: the tables are not valid; the message names ``origin``, the dotted keys and what
-            they should be.
+        UserError: names ``origin``, all keys that are wrong and what they should be, in one line.
     """
     try:
         return section.model_validate(tables)

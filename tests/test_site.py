@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from key_reference import reference
+from support.manifests import shipped_tables
 
 import embedkit
 from embedkit.config import shipped
-from embedkit.data.manifests.manifest import Manifest, TextManifest, is_text, shipped_tables
+from embedkit.data.manifests.manifest import Manifest, TextManifest, is_text
 from embedkit.recipe import PretrainRecipe, Recipe
 
 ROOT = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from embedkit.config import Section, names_in, shipped
+from embedkit.config import Section, names_in
 
 CommandT = TypeVar("CommandT", bound=Callable[..., None])
 
@@ -22,14 +22,12 @@ def is_main() -> bool:
 
 def recipe_names() -> list[str]:
     """Return the names of the recipes that come with embedkit, for the shell to complete."""
-    return sorted(names_in(shipped("recipes")))
+    return names_in("recipes")
 
 
 def manifest_names() -> list[str]:
     """Return the names of the manifests that come with embedkit, for the shell to complete."""
-    from embedkit import api
-
-    return api.shipped_names()
+    return names_in("data_manifests")
 
 
 RECIPE_HELP = "A recipe: a name under recipes/ without .toml, or the path of a TOML file."

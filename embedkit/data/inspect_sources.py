@@ -9,13 +9,9 @@ from typing import NamedTuple
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
+from embedkit.config import names_in
 from embedkit.data.concepts import splits
-from embedkit.data.manifests.manifest import (
-    Manifest,
-    TextManifest,
-    load_any_manifest,
-    shipped_names,
-)
+from embedkit.data.manifests.manifest import FOLDER, Manifest, TextManifest, load_any_manifest
 from embedkit.data.pairs.lengths import QUANTILES, quantiles, sampled_lengths
 from embedkit.data.pairs.records import open_records
 from embedkit.data.tables import plain_table
@@ -56,7 +52,7 @@ class SourceCheck(NamedTuple):
 
 def shipped_sources() -> Iterator[ShippedSource]:
     """Yield every source that comes with embedkit, in the order of their names."""
-    for manifest in map(load_any_manifest, shipped_names()):
+    for manifest in map(load_any_manifest, names_in(FOLDER)):
         kind = "pairs" if isinstance(manifest, Manifest) else "text"
         rows = f"{manifest.rows:,} rows" if manifest.rows else "rows not stated"
         if isinstance(manifest, Manifest) and manifest.rows_read:
@@ -70,7 +66,7 @@ def chosen(names: Sequence[str], recipe: str | None) -> Sequence[str]:
         raise UserError("data check takes NAME... or --recipe, not both")
     if recipe:
         return [mix.manifest for mix in load_any_recipe(recipe).data.mix]
-    return names or shipped_names()
+    return names or names_in(FOLDER)
 
 
 def check(

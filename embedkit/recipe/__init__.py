@@ -1,7 +1,7 @@
 """The recipe of a run: one typed, frozen, closed value, read from TOML. Imports ``config``."""
 
-from embedkit.recipe.contextual_config import ContextualConfig as ContextualConfig
 from embedkit.recipe.explain import explain as explain
+from embedkit.recipe.finetune_recipe import ContextualConfig as ContextualConfig
 from embedkit.recipe.finetune_recipe import Data as Data
 from embedkit.recipe.finetune_recipe import Evaluation as Evaluation
 from embedkit.recipe.finetune_recipe import Instructions as Instructions

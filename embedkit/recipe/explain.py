@@ -122,21 +122,20 @@ def _evidence(key: str) -> list[str]:
             table = table.get(part, {})
         if last in table:
             lines.append(f"  {name}: {_toml(table[last])}")
-            if comment := _comment(path.read_text(encoding="utf-8"), ".".join(tables), last):
+            if comment := _comments(path.read_text(encoding="utf-8")).get(key):
                 lines.append(textwrap.indent(textwrap.fill(comment, 92), "      "))
     return ["\n".join(["set in the recipes of the papers:", *lines, ""])] if lines else []
 
 
-def _comment(text: str, table: str, key: str) -> str:
-    """Return the comment right above a key; the first of the file is about the whole recipe."""
-    current, comment = "", []
+def _comments(text: str) -> dict[str, str]:
+    """Return the comment right above each key; the first of the file is about the whole recipe."""
+    table, comment, comments = "", [], {}
     for line in dropwhile(lambda line: line.startswith("#"), text.splitlines()):
         if line.startswith("#"):
             comment.append(line.removeprefix("#").strip())
             continue
         if line.startswith("["):
-            current = line.strip("[] ")
-        elif current == table and line.partition("=")[0].strip() == key:
-            return " ".join(comment)
+            table = line.strip("[] ") + "."
+        comments[table + line.partition("=")[0].strip()] = " ".join(comment)
         comment = []
-    return ""
+    return comments

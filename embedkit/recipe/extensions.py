@@ -21,11 +21,7 @@ def names(group: str) -> list[str]:
 
 
 def find(group: str, name: str) -> EntryPoint | None:
-    """Return the entry point registered as ``name`` in ``group``, or None.
-
-    Raises:
-        UserError: two distributions register the name.
-    """
+    """Return the entry point registered as ``name`` in ``group``; refuse two of one name."""
     points = list(entry_points(group=group, name=name))
     if len(points) > 1:
         owners = " and ".join(_distribution(point) for point in points)
@@ -34,11 +30,7 @@ def find(group: str, name: str) -> EntryPoint | None:
 
 
 def load(point: EntryPoint) -> Any:
-    """Import and return the object that an entry point names.
-
-    Raises:
-        UserError: its module cannot be imported, or lacks the name.
-    """
+    """Import and return the object that an entry point names."""
     try:
         return point.load()
     except (ImportError, AttributeError) as error:
@@ -76,22 +68,14 @@ class Kinds(Generic[SectionT]):
     def __get_pydantic_json_schema__(
         self, _core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Describe a field annotated with the kinds as a choice of them, registered ones included.
-
-        Raises:
-            UserError: a registered kind cannot be loaded.
-        """
-        registered = [name for name in names(self.group) if name not in self.built_in]
-        choice: Any = reduce(or_, map(self._tagged, [*self.built_in, *registered]))
+        """Describe a field annotated with the kinds as a choice of all, also of registered ones."""
+        kinds = dict.fromkeys([*self.built_in, *names(self.group)])
+        choice: Any = reduce(or_, map(self._tagged, kinds))
         tagged: Any = Annotated[choice, Field(discriminator="kind")]
         return handler(TypeAdapter(tagged).core_schema)
 
     def identity_of(self, section: SectionT) -> str:
-        """Return a string that identifies the version of a section's code; "" for embedkit's own.
-
-        Raises:
-            UserError: the section is not registered, and has no ``identity``.
-        """
+        """Return a string that identifies the version of a section's code; "" for embedkit's."""
         if type(section) in self.built_in.values():
             return ""
         kind = getattr(section, "kind", "")

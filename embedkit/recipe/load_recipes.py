@@ -48,11 +48,7 @@ def as_recipe(recipe: Recipe | str | Path) -> Recipe:
 
 
 def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | PretrainRecipe:
-    """Read a recipe of the kind that its ``objective.kind`` says, and apply overrides.
-
-    Raises:
-        UserError: there is no such recipe, or it is not valid.
-    """
+    """Read a recipe of the kind that its ``objective.kind`` says, and apply overrides."""
     path = find("recipes", name)
     tables, remarks = with_new_names(override(read_toml(path), overrides), name)
     if remarks:
@@ -69,15 +65,7 @@ def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | Pretra
 
 
 def show_recipes(names: Sequence[str], overrides: Sequence[str] = ()) -> str:
-    """Return a recipe as TOML with every default filled in, or the differences between two.
-
-    Args:
-        names: one or two names under ``recipes/``, or paths.
-        overrides: ``dotted.key=value`` assignments, which change both.
-
-    Raises:
-        UserError: there is no such recipe, it is not valid, or there are more than two.
-    """
+    """Return a recipe as TOML with every default filled in, or the differences between two."""
     recipes = [load_any_recipe(name, overrides) for name in names]
     tables = [recipe.model_dump(mode="json", exclude_none=True) for recipe in recipes]
     if len(tables) == 1:
@@ -96,11 +84,7 @@ def default_output(recipe: Training | str | Path) -> Path:
 
 
 def with_new_names(tables: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the tables of a recipe with current names of keys, and a remark on each renamed key.
-
-    Raises:
-        UserError: a key is set under both names, or no longer exists.
-    """
+    """Return the tables of a recipe under current names of keys, with a remark on each old one."""
     current = copy.deepcopy(dict(tables))
     if current.pop("fp32_steps", None) is not None:
         raise UserError(

@@ -47,11 +47,7 @@ class PairObjective(Section):
         return Needs()
 
     def build(self) -> Any:
-        """Return the object that computes the loss.
-
-        Raises:
-            UserError: there is no such class.
-        """
+        """Return the object that computes the loss."""
         try:
             implementation = pkgutil.resolve_name(self.implementation)
         except (ImportError, AttributeError, ValueError) as error:

@@ -92,11 +92,7 @@ RecipeT = TypeVar("RecipeT", bound=Training)
 
 
 def weights_of(mix: Sequence[Mix]) -> list[float]:
-    """Return the weights that a mixture sets, one for each source, or none at all.
-
-    Raises:
-        ValueError: some sources have a weight and others have none.
-    """
+    """Return the weights that a mixture sets, which have to be for each source or for none."""
     weights = [source.weight for source in mix if source.weight is not None]
     if weights and len(weights) < len(mix):
         missing = [source.manifest for source in mix if source.weight is None]
@@ -107,11 +103,7 @@ def weights_of(mix: Sequence[Mix]) -> list[float]:
 
 
 def manifests_of(mix: Sequence[Mix], given: Mapping[str, object]) -> list[str]:
-    """Return the manifests of a mixture, each once; objects in ``given`` stand in for some.
-
-    Raises:
-        UserError: ``given`` has a source that the mixture does not mention.
-    """
+    """Return the manifests of a mixture, each once; it has to mention the sources in ``given``."""
     names = list(dict.fromkeys(source.manifest for source in mix))
     if unknown := sorted(set(given) - set(names)):
         raise UserError(

@@ -1,6 +1,14 @@
-"""The names of the manifests that come with embedkit, by what they describe."""
+"""The manifests that come with embedkit, by what they describe."""
 
-from embedkit.data.manifests.manifest import is_text, shipped_tables
+from typing import Any
+
+from embedkit.config import names_in, read_toml, shipped
+from embedkit.data.manifests.manifest import FOLDER, is_text
+
+
+def shipped_tables() -> list[tuple[str, dict[str, Any]]]:
+    """Return name and tables of every manifest that comes with embedkit, by name."""
+    return [(name, read_toml(shipped(FOLDER) / f"{name}.toml")) for name in names_in(FOLDER)]
 
 
 def shipped_manifests() -> list[str]:

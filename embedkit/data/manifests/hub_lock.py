@@ -6,8 +6,8 @@ from pathlib import Path
 import tomli_w
 from pydantic import Field
 
-from embedkit.config import Section, read_toml, shipped, validated
-from embedkit.data.manifests.manifest import FOLDER, load_any_manifest, shipped_names
+from embedkit.config import Section, names_in, read_toml, shipped, validated
+from embedkit.data.manifests.manifest import FOLDER, load_any_manifest
 from embedkit.data.manifests.sources import Commit, HubSource
 from embedkit.errors import DataError, UserError
 from embedkit.storage.atomic import write_text
@@ -58,7 +58,7 @@ def lock_sources(names: Sequence[str] = (), *, upgrade: bool = False) -> dict[st
     Raises:
         UserError: there is no such manifest, or as for ``update``.
     """
-    sources = [load_any_manifest(name).source for name in names or shipped_names()]
+    sources = [load_any_manifest(name).source for name in names or names_in(FOLDER)]
     ids = [source.id for source in sources if isinstance(source, HubSource) and not source.revision]
     remote = dict.fromkeys(id_ for id_ in ids if not Path(id_).is_dir())
     return update(default_path(), remote, upgrade=upgrade)

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypedDict
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from embedkit.config import Section, find, names_in, read_toml, shipped, validated
+from embedkit.config import Section, find, read_toml, validated
 from embedkit.data.manifests.columns import ColumnPath, Columns, FilterText, Names, TextColumns
 from embedkit.data.manifests.sources import Source
 from embedkit.errors import UserError
@@ -210,7 +210,7 @@ def load_text_manifest(name: str) -> TextManifest:
 
 def load_any_manifest(name: str) -> Manifest | TextManifest:
     """Read a manifest of pairs or of text."""
-    path = find(FOLDER, name, shipped_names, listed_by="embedkit data list")
+    path = find(FOLDER, name, listed_by="embedkit data list")
     tables = read_toml(path)
     if "name" in tables:
         raise UserError(f"{path}: name: take it out, a manifest is called as its file")
@@ -224,15 +224,3 @@ def is_text(tables: Mapping[str, Any]) -> bool:
     """Whether a manifest describes text and not pairs."""
     columns = tables.get("columns")
     return isinstance(columns, Mapping) and "text" in columns
-
-
-def shipped_names() -> list[str]:
-    """Return the names of all manifests that come with embedkit."""
-    return [name for name, _ in shipped_tables()]
-
-
-def shipped_tables() -> list[tuple[str, dict[str, Any]]]:
-    """Return name and tables of every manifest that comes with embedkit, by name."""
-    folder = shipped(FOLDER)
-    files = [(name, read_toml(folder / f"{name}.toml")) for name in sorted(names_in(folder))]
-    return [(name, tables) for name, tables in files if "source" in tables]

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from embedkit_cli.app import main
+from support.manifests import shipped_tables
 
 from embedkit.config import read_toml
 from embedkit.data.manifests import hub_lock
-from embedkit.data.manifests.manifest import load_manifest, shipped_tables
+from embedkit.data.manifests.manifest import load_manifest
 from embedkit.data.manifests.sources import HubSource
 from embedkit.data.sources.hub import locate
 from embedkit.errors import DataError, UserError

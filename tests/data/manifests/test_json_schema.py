@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 from support.json_schema import violations
+from support.manifests import shipped_tables
 
 from embedkit.config import names_in, read_toml, shipped
 from embedkit.data.manifests.json_schema import SchemaKind, json_schema
-from embedkit.data.manifests.manifest import is_text, shipped_tables
+from embedkit.data.manifests.manifest import is_text
 
-RECIPES = sorted(names_in(shipped("recipes")))
+RECIPES = names_in("recipes")
 MANIFESTS = dict(shipped_tables())
 
 
