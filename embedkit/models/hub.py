@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForTextEncoding,
     AutoTokenizer,
+    EuroBertModel,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -116,11 +117,7 @@ def load_masked_lm(model: str) -> PreTrainedModel:
 
 
 def load_neobert(model: str) -> NeoBERTPreTrainedModel:
-    """Load the NeoBERT of ``model``, with its decoder if it has one, in the dtype of its file.
-
-    Raises:
-        UserError: there is no such model, or it is not a NeoBERT.
-    """
+    """Load a NeoBERT and no other model, with a decoder if it has one, in the dtype of its file."""
     config, encoder = _config_of(model)
     if getattr(config, ORIGIN, None) == NeoBERTConfig.model_type:
         return from_eurobert(load_whole(AutoModel, encoder, model, config))
@@ -143,9 +140,8 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
         tokenizer = cast(PreTrainedTokenizerBase, from_pretrained(AutoTokenizer, encoder, model))
     except UserError as error:
         # Without sentencepiece or protobuf, transformers reports that tiktoken is missing.
-        if "tiktoken" not in str(error) or (
-            is_sentencepiece_available() and is_protobuf_available()
-        ):
+        complete = is_sentencepiece_available() and is_protobuf_available()
+        if complete or "tiktoken" not in str(error):
             raise
         raise UserError(
             f"{model}: its tokenizer needs sentencepiece and protobuf: "
@@ -188,19 +184,24 @@ def _backbone(
     """Load an encoder in fp32 as a ``NeoBERTBackbone`` or, for others, a ``PaddedBackbone``."""
     config, encoder = _config_of(model)
     if isinstance(config, NeoBERTConfig):
-        network = load_pretrained(NeoBERTModel, encoder).float()
+        backbone: Backbone = NeoBERTBackbone(load_pretrained(NeoBERTModel, encoder).float())
     else:
-        chosen = attention or _fastest_attention(config, device, autocast)
+        chosen = attention or _fastest(config, device, autocast)
         # AutoModel takes a T5's decoder too, without which encoders are published.
         has_decoder = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
         kind = AutoModelForTextEncoding if has_decoder else AutoModel
         loaded = load_whole(kind, encoder, model, config, attention=chosen)
-        if getattr(config, ORIGIN, None) != NeoBERTConfig.model_type:
-            return PaddedBackbone(loaded, pad_id=tokenizer.pad_token_id or 0)
-        network = from_eurobert(loaded)
+        backbone = backbone_of(loaded, tokenizer)
     if attention:
-        network.set_attn_implementation(attention)
-    return NeoBERTBackbone(network)
+        backbone.model.set_attn_implementation(attention)
+    return backbone
+
+
+def backbone_of(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Backbone:
+    """Return the backbone of an encoder of transformers, which may be a NeoBERT as a EuroBERT."""
+    if getattr(network.config, ORIGIN, None) == NeoBERTConfig.model_type:
+        return NeoBERTBackbone(from_eurobert(cast(EuroBertModel, network)))
+    return PaddedBackbone(network, pad_id=tokenizer.pad_token_id or 0)
 
 
 def _position_limit(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -213,9 +214,7 @@ def _position_limit(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     return min(int(limit) for limit in limits if limit and limit > 0)
 
 
-def _fastest_attention(
-    config: Any, device: torch.device, autocast: torch.dtype | None
-) -> str | None:
+def _fastest(config: Any, device: torch.device, autocast: torch.dtype | None) -> str | None:
     """Return flash-attn 2 if it is installed and supported; ``None`` means torch's kernels."""
     if device.type != "cuda" or autocast is None or not is_flash_attn_2_available():
         return None

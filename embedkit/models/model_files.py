@@ -28,7 +28,6 @@ _FETCHED = ["*.json", "*.txt", "*.model", "*.safetensors"]
 _HUB_ERRORS = (HFValidationError, EntryNotFoundError, OSError)
 _WEIGHTS = "model.safetensors"
 _ADAPTER = "adapter_config.json"
-_SAFE_NAME = re.compile(r"[^/\\]+\.safetensors")
 _INDEX = ".index.json"
 _PICKLE = "pytorch_model.bin"
 _ZERO_SCRIPT = "zero_to_fp32.py"
@@ -36,11 +35,7 @@ _ZERO_SCRIPT = "zero_to_fp32.py"
 
 
 def fetched(model: str) -> Path:
-    """Return a model's folder: ``model`` itself, or the hub's cache once its files are in it.
-
-    Raises:
-        UserError: there is no such folder, and the hub cannot be reached or has no such model.
-    """
+    """Return a model's folder: ``model`` itself, or the hub's cache once its files are in it."""
     if Path(model).is_dir():
         return Path(model)
     try:
@@ -93,11 +88,7 @@ def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return all weights of a folder, whether in one file or in several.
-
-    Raises:
-        UserError: the folder lacks weights, or they are not readable safetensors files.
-    """
+    """Return all weights of a folder, which has them in one safetensors file or in several."""
     check_weight_files(str(folder))
     index = folder / f"{_WEIGHTS}{_INDEX}"
     weights: dict[str, Tensor] = {}
@@ -178,7 +169,7 @@ def _shards(index: Path) -> list[str]:
 
 def _check_name(where: str, named: object, file: object) -> None:
     """Raise UserError unless ``file`` is a safetensors file in the folder that names it."""
-    if not isinstance(file, str) or not _SAFE_NAME.fullmatch(file):
+    if not isinstance(file, str) or not re.fullmatch(r"[^/\\]+\.safetensors", file):
         raise UserError(
             f"{where}: names {named} for weights, and only *.safetensors files of the same folder "
             "are read; if you trust it, load the model with transformers, save it with "

@@ -19,8 +19,6 @@ from embedkit.models.eurobert import obstacle, to_eurobert
 from embedkit.models.neobert import NeoBERTModel
 from embedkit.tokens.tokenizer import Tokenize
 
-_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-_OPSET = 18
 _TOLERANCE = 1e-4
 _TRIALS = [["a text"], ["another", "one that is longer", ""], ["word " * 150, "a", "b", "c d e"]]
 _ONE_FILE = 1_900_000_000
@@ -29,11 +27,9 @@ _ONE_FILE = 1_900_000_000
 
 def check_installed() -> None:
     """Raise UserError if a package that writing a graph needs is not installed."""
-    missing = [name for name in _PACKAGES if find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f'onnx: {", ".join(missing)} not installed: pip install "embedkit-neobert[onnx]"'
-        )
+    needed = ("onnx", "onnxscript", "onnxruntime")
+    if missing := ", ".join(name for name in needed if find_spec(name) is None):
+        raise UserError(f'onnx: {missing} not installed: pip install "embedkit-neobert[onnx]"')
 
 
 def write_onnx(embedder: Embedder, path: Path) -> None:
@@ -47,21 +43,18 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
         UserError: the model's computation cannot be written as a graph, or the graph's vectors
             differ from the model's.
     """
+    name, pooling = embedder.name, embedder.pooling
     if not embedder.include_prompt and any(embedder.prompts.values()):
-        raise UserError(
-            f"{embedder.name}: pools without its prompt, whose length a graph cannot know"
-        )
-    if embedder.pooling not in ("mean", "cls"):
-        raise UserError(
-            f"{embedder.name}: pools by {embedder.pooling!r}; a graph can pool by mean or cls"
-        )
+        raise UserError(f"{name}: pools without its prompt, whose length a graph cannot know")
+    if pooling not in ("mean", "cls"):
+        raise UserError(f"{name}: pools by {pooling!r}; a graph can pool by mean or cls")
     network: nn.Module = embedder.backbone.model
     if isinstance(network, NeoBERTModel):
         # A graph has to read padded tokens, which a NeoBERT does not.
         if reason := obstacle(network.config):
-            raise UserError(f"{embedder.name}: has no ONNX form: {reason}")
+            raise UserError(f"{name}: has no ONNX form: {reason}")
         network = to_eurobert(network)
-    graph = _Graph(network, embedder.pooling).float().cpu().eval()
+    graph = _Graph(network, pooling).float().cpu().eval()
     # The sizes must not be 1, which the exporter takes for a constant, nor equal.
     ids = torch.ones(2, 7, dtype=torch.int64)
     mask = torch.ones_like(ids)
@@ -73,7 +66,7 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
                 graph,
                 (ids, mask),
                 dynamo=True,
-                opset_version=_OPSET,
+                opset_version=18,
                 input_names=["input_ids", "attention_mask"],
                 output_names=["last_hidden_state", "sentence_embedding"],
                 dynamic_shapes=({0: batch, 1: length}, {0: batch, 1: length}),
@@ -82,8 +75,8 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
         except torch.onnx.OnnxExporterError:
             kind = embedder.backbone.model.config.model_type
             raise UserError(
-                f"{embedder.name}: torch cannot write a {kind} as a graph; --to "
-                "sentence-transformers writes any model"
+                f"{name}: torch cannot write a {kind} as a graph; --to sentence-transformers "
+                "writes any model"
             ) from None
         assert program is not None
         size = sum(weight.numel() * weight.element_size() for weight in graph.parameters())

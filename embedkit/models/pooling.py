@@ -65,11 +65,7 @@ _BUILT_IN: Mapping[str, Pooling] = {"mean": mean_by_text, "cls": first_by_text}
 
 @lru_cache
 def pooling_named(name: str) -> Pooling:
-    """Return embedkit's pooling of that name, or the one that a distribution registers.
-
-    Raises:
-        UserError: there is none, or it cannot be imported.
-    """
+    """Return embedkit's pooling of that name, or the one that a distribution registers."""
     if name in _BUILT_IN:
         return _BUILT_IN[name]
     if point := extensions.find(POOLINGS, name):
@@ -86,9 +82,7 @@ def identity_of_pooling(name: str) -> str:
 
 def stock_mode_of(name: str) -> str | None:
     """Return the name that sentence-transformers has for a pooling, or ``None`` if it has none."""
-    if name in _BUILT_IN:
-        return name
-    mode = getattr(pooling_named(name), "stock_mode", None)
+    mode = name if name in _BUILT_IN else getattr(pooling_named(name), "stock_mode", None)
     if mode is not None and mode not in STOCK_MODES:
         raise UserError(
             f"pooling {name!r}: stock_mode = {mode!r} is none of sentence-transformers' "
@@ -99,7 +93,5 @@ def stock_mode_of(name: str) -> str | None:
 
 def pooling_with_stock_mode(mode: str) -> str | None:
     """Return the name of the pooling that sentence-transformers calls ``mode``, or ``None``."""
-    if mode in _BUILT_IN:
-        return mode
-    registered = extensions.names(POOLINGS)
-    return next((name for name in registered if stock_mode_of(name) == mode), None)
+    known = [*_BUILT_IN, *extensions.names(POOLINGS)]
+    return next((name for name in known if stock_mode_of(name) == mode), None)

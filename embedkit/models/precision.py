@@ -29,11 +29,7 @@ def resolve(recipe: RecipeT, device: torch.device) -> tuple[RecipeT, str]:
 
 
 def autocast_dtype(dtype: Dtype, device: torch.device) -> torch.dtype | None:
-    """Return the autocast type for ``dtype``; ``None`` is no autocast.
-
-    Raises:
-        ArgumentError: ``dtype`` is something else.
-    """
+    """Return the autocast type for ``dtype``, ``None`` for no autocast; refuse other names."""
     if dtype not in get_args(Dtype):
         choices = ", ".join(get_args(Dtype))
         raise ArgumentError(("dtype", f"choose one of {choices} (got {dtype!r})"))

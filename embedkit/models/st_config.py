@@ -38,13 +38,13 @@ def read_stored(folder: str) -> Stored:
     root = Path(folder)
     if root.is_dir():
         check_weight_files(folder)
+    config = read_json(root / "config.json")
     if not (root / "modules.json").is_file():
         if root.is_dir() and not (root / "config.json").is_file():
             refuse_pickle(folder)
             raise UserError(f"{folder}: holds neither modules.json nor config.json")
-        read_json(root / "config.json")
         return Stored(encoder=folder)
-    if describes_two_stages(read_json(root / "config.json")):
+    if describes_two_stages(config):
         raise UserError(
             f"{folder}: is a contextual model, whose vectors depend on a corpus; pass a model of "
             "one stage here (embedkit eval-mteb takes both)"

@@ -16,7 +16,6 @@ from transformers import ModernBertConfig, NomicBertConfig
 from embedkit.errors import UserError
 from embedkit.models import hub
 from embedkit.models.model_files import under
-from embedkit.recipe import ContextualConfig
 
 _FIRST, _SECOND = "first_stage_model.", "second_stage_model."
 _NULL = f"{_SECOND}sequence_dropout_null_embedding"
@@ -67,7 +66,24 @@ def converted(
     slots = {"soft_prompts": _soft_prompts(weights)}
     if has_null := _NULL in weights:
         slots["null"] = weights[_NULL]
-    prompts = len(slots["soft_prompts"])
+    count = int(config["transductive_corpus_size"])
+    dropout = float(config.get("transductive_sequence_dropout_prob") or 0)
+    unrotated = bool(config.get("disable_transductive_rotary_embedding", True))
+    contextual = {
+        "num_context": count,
+        "context_dropout": dropout if has_null else 0.0,
+        "null_vector": has_null,
+        "include_prompt": not config.get("pool_ignore_instruction_tokens", False),
+        "soft_prompts": len(slots["soft_prompts"]),
+        "context_projection": True,
+        "context_norm": False,
+        "output_projection": True,
+        "output_residual": "DatasetTransformer" not in (config.get("architectures") or ()),
+        # The released code leaves out the positions of NomicBERT's context alone.
+        "position_free": isinstance(second, NomicBertConfig) and unrotated,
+        "first_position": count,
+        "entry": "published",
+    }
     named = {
         "first.": first_weights,
         "second.": second_weights,
@@ -76,7 +92,7 @@ def converted(
         "slots.": slots,
     }
     description = {
-        "contextual": _contextual_config(config, second, prompts, has_null=has_null).model_dump(),
+        "contextual": contextual,
         "max_seq_length": int(config.get("max_seq_length") or 512),
         "position_limit": int(second.max_position_embeddings),
         "prompts": _PROMPTS,
@@ -85,29 +101,6 @@ def converted(
         "second": second.to_dict(),
     }
     return description, {f"{stage}{k}": w for stage, part in named.items() for k, w in part.items()}
-
-
-def _contextual_config(
-    config: Mapping[str, Any], second: Any, soft_prompts: int, *, has_null: bool
-) -> ContextualConfig:
-    slots = int(config["transductive_corpus_size"])
-    unrotated = bool(config.get("disable_transductive_rotary_embedding", True))
-    dropout = float(config.get("transductive_sequence_dropout_prob") or 0)
-    return ContextualConfig(
-        num_context=slots,
-        context_dropout=dropout if has_null else 0.0,
-        null_vector=has_null,
-        include_prompt=not config.get("pool_ignore_instruction_tokens", False),
-        soft_prompts=soft_prompts,
-        context_projection=True,
-        context_norm=False,
-        output_projection=True,
-        output_residual="DatasetTransformer" not in (config.get("architectures") or ()),
-        # The released code leaves out the positions of NomicBERT's context alone.
-        position_free=isinstance(second, NomicBertConfig) and unrotated,
-        first_position=slots,
-        entry="published",
-    )
 
 
 def _soft_prompts(weights: Mapping[str, Tensor]) -> Tensor:

@@ -5,17 +5,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from embedkit.errors import UserError
 from embedkit.models import hub
-from embedkit.models.backbones import Backbone, NeoBERTBackbone, PaddedBackbone
 from embedkit.models.contextual import cde_checkpoint
 from embedkit.models.contextual.context import Context
 from embedkit.models.contextual.model import Contextual, without_pooler
-from embedkit.models.eurobert import ORIGIN, from_eurobert
 from embedkit.models.model_files import fetched, located, read_json, read_weights, under
-from embedkit.models.neobert import NeoBERTConfig
 from embedkit.models.pretrained import quietly
 from embedkit.models.st_config import describes_two_stages
 from embedkit.recipe import ContextualConfig
@@ -53,8 +50,8 @@ def load_contextual(
         frozen = Context(weights.pop("frozen"), *facts)
     tokenizer = hub.load_tokenizer(str(folder))
     stages = [stage for stage in ("first", "second") if config[stage]]
-    pad_id = tokenizer.pad_token_id or 0
-    encoders = {each: _encoder(folder, each, config[each], weights, pad_id) for each in stages}
+    networks = {stage: _encoder(folder, stage, config[stage], weights) for stage in stages}
+    encoders = {stage: hub.backbone_of(each, tokenizer) for stage, each in networks.items()}
     settings = read_json(folder / "config_sentence_transformers.json")
     prompts = settings.get("prompts") or config.get("prompts", {})
     loaded = Contextual(
@@ -81,8 +78,8 @@ def load_contextual(
 
 
 def _encoder(
-    folder: Path, stage: str, config: dict[str, Any], weights: dict[str, Tensor], pad_id: int
-) -> Backbone:
+    folder: Path, stage: str, config: dict[str, Any], weights: dict[str, Tensor]
+) -> PreTrainedModel:
     # The initial weights are replaced below; drawing them must not change the random state.
     with torch.random.fork_rng(devices=()), quietly():
         network = without_pooler(AutoModel.from_config(AutoConfig.for_model(**config)))
@@ -94,6 +91,4 @@ def _encoder(
             f"{folder}: the weights of its {stage} encoder do not fit its config.json "
             f"({reason:.160} ...); take both files from the same export"
         ) from None
-    if getattr(network.config, ORIGIN, None) == NeoBERTConfig.model_type:
-        return NeoBERTBackbone(from_eurobert(network))
-    return PaddedBackbone(network, pad_id)
+    return network

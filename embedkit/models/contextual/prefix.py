@@ -57,10 +57,8 @@ class Slots(nn.Module):
         """Raise ValueError for more documents than slots, or fewer without a null vector."""
         slots = self._config.num_context
         if documents > slots or (documents < slots and self.null is None):
-            which = "exactly" if self.null is None else "at most"
-            raise ValueError(
-                f"a context of {documents} documents: this model reads {which} {slots}"
-            )
+            how = "exactly" if self.null is None else "at most"
+            raise ValueError(f"a context of {documents} documents: this model reads {how} {slots}")
 
     def forward(self, context: Tensor, texts: int) -> Prefix:
         """Return the prefix of ``texts`` texts; in training every text drops slots at random.
@@ -91,27 +89,25 @@ def two_layers(width: int, activation: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, width), activation, nn.Linear(width, width))
 
 
-def prefixed_inputs(
-    network: Any, input_ids: Tensor, mask: Tensor, prefix: Prefix
-) -> dict[str, Any]:
+def prefixed_inputs(network: Any, ids: Tensor, mask: Tensor, prefix: Prefix) -> dict[str, Any]:
     """Return the inputs with which an encoder of transformers reads ``prefix`` before its tokens.
 
     ModernBERT's local layers attend within a window, which applies between tokens of the text
     only: in every layer the prefix attends to all tokens, and all tokens attend to it.
 
-    Shapes: ``input_ids`` and ``mask`` ``(B, L)``; the encoder then returns ``(B, P + L, D)``.
+    Shapes: ``ids`` and ``mask`` ``(B, L)``; the encoder then returns ``(B, P + L, D)``.
     """
     kind = network.config.model_type
-    words = network.get_input_embeddings()(input_ids)
+    words = network.get_input_embeddings()(ids)
     vectors = prefix.vectors.to(words.dtype)
     if prefix.entry == "published" and kind == "modernbert":
-        words = network.embeddings(input_ids)
+        words = network.embeddings(ids)
     elif prefix.entry == "published" and kind == "nomic_bert":
         # The model adds the type embedding to every row, so that it is subtracted here.
         vectors = vectors - network.embeddings.token_type_embeddings.weight[0]
     embeddings = torch.cat([vectors, words], dim=1)
     mask = torch.cat([mask.new_ones(vectors.shape[:2]), mask], dim=1)
-    text = prefix.text_start + torch.arange(input_ids.shape[1])
+    text = prefix.text_start + torch.arange(ids.shape[1])
     positions = torch.cat([prefix.positions, text])
     if kind in ("roberta", "xlm-roberta"):
         # Rows of their position embeddings up to the padding index are reserved.
@@ -119,7 +115,7 @@ def prefixed_inputs(
     inputs: dict[str, Any] = {
         "inputs_embeds": embeddings,
         "attention_mask": mask,
-        "position_ids": positions.to(input_ids.device).expand(mask.shape),
+        "position_ids": positions.to(ids.device).expand(mask.shape),
     }
     if prefix.entry == "token" and kind == "modernbert":
         inputs["attention_mask"] = _widened(network, embeddings, mask, prefix.length)
@@ -133,9 +129,5 @@ def _widened(network: Any, embeddings: Tensor, mask: Tensor, length: int) -> dic
         return (query < length) | (key < length)
 
     given = {"config": network.config, "inputs_embeds": embeddings, "attention_mask": mask}
-    return {
-        "full_attention": create_bidirectional_mask(**given),
-        "sliding_attention": create_bidirectional_sliding_window_mask(
-            **given, or_mask_function=through_prefix
-        ),
-    }
+    local = create_bidirectional_sliding_window_mask(**given, or_mask_function=through_prefix)
+    return {"full_attention": create_bidirectional_mask(**given), "sliding_attention": local}

@@ -104,9 +104,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         if config.position == "absolute":
             # As in the published code, row 0 is for padding, and position p has row p + 1.
             self.positional_embedding = nn.Embedding(config.max_position_embeddings + 1, width)
-        self.transformer_encoder = nn.ModuleList(
-            EncoderBlock(config) for _ in range(config.num_hidden_layers)
-        )
+        blocks = (EncoderBlock(config) for _ in range(config.num_hidden_layers))
+        self.transformer_encoder = nn.ModuleList(blocks)
         self.layer_norm = _norm(config)
         self.post_init()
 
@@ -147,8 +146,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         if sum(value is not None for value in (input_ids, inputs_embeds, tokens)) != 1:
             raise UserError("pass exactly one of input_ids, inputs_embeds and tokens")
         keep = output_hidden_states
-        if keep is None:
-            keep = bool(self.config.output_hidden_states)
+        keep = bool(self.config.output_hidden_states) if keep is None else keep
         given = inputs_embeds if input_ids is None else input_ids
         if given is not None:
             states = self._padded_states(given, attention_mask, position_ids, keep)
@@ -181,17 +179,15 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             for state in states
         ]
 
-    def _states(
-        self, embeddings: Tensor, lengths: Tensor, positions: Tensor, keep: bool
-    ) -> list[Tensor]:
+    def _states(self, x: Tensor, lengths: Tensor, positions: Tensor, keep: bool) -> list[Tensor]:
         """Return the normed output of the last block; with ``keep``, all blocks' inputs first."""
-        config, device, dtype = self.config, embeddings.device, embeddings.dtype
+        config, device, dtype = self.config, x.device, x.dtype
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
         kernel = choose_kernel(config._attn_implementation, device, dtype, config.head_dim)
         layout = Layout.of(lengths, kernel, device)
         positions = layout.sort(positions.to(device))
-        x, rotations = layout.sort(embeddings), None
+        x, rotations = layout.sort(x), None
         if config.position == "rope":
             precision = torch.promote_types(self.dtype, torch.float32)
             rotations = rope.rotations(config, positions, precision)
