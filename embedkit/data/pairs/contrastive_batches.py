@@ -127,16 +127,12 @@ class Batches(Dataset[ContrastiveBatch]):
 
     def texts(self, batch: int) -> BatchTexts:
         """Return the texts of a whole batch of the sampler, with their prompts."""
-        batch_rows = self._sampler[batch]
-        records = self._records[batch_rows.source]
-        rows, documents, owners = self._draw(records, batch_rows.rows, batch)
-        prompts = records.prompts
-        return BatchTexts(
-            records.name,
-            [prompts.query + row.query for row in rows],
-            [prompts.document + text for text in documents],
-            owners,
-        )
+        sampled = self._sampler[batch]
+        records = self._records[sampled.source]
+        rows, documents, owners = self._draw(records, sampled.rows, batch)
+        queries = [records.prompts.query + row.query for row in rows]
+        documents = [records.prompts.document + text for text in documents]
+        return BatchTexts(records.name, queries, documents, owners)
 
     def _share(self, number: int) -> tuple[int, int, NDArray[np.int64], int]:
         """Return the sampler's batch, its source, this rank's rows and how many all ranks read."""
@@ -171,9 +167,8 @@ class Batches(Dataset[ContrastiveBatch]):
 
 def _hashes(texts: Sequence[str | None]) -> Tensor:
     """Return a 63-bit hash above 0 for each text, and 0 for ``None``."""
-    return torch.tensor([0 if text is None else _hash(text) for text in texts], dtype=torch.int64)
-
-
-def _hash(text: str) -> int:
-    digest = hashlib.blake2b(text.strip().encode(), digest_size=8).digest()
-    return 1 + int.from_bytes(digest, "little") % (2**63 - 2)
+    hashes = []
+    for text in texts:
+        digest = hashlib.blake2b((text or "").strip().encode(), digest_size=8).digest()
+        hashes.append(0 if text is None else 1 + int.from_bytes(digest, "little") % (2**63 - 2))
+    return torch.tensor(hashes, dtype=torch.int64)

@@ -97,16 +97,11 @@ def _retrieval(records: Records, bad: set[str], max_documents: int) -> _Files:
         if len(queries) == MAX_QUERIES:
             break
     documents |= set(_drawn(everything - documents)[: max_documents - len(documents)])
-    qrels = [
-        f"{_id(query)}\t{_id(document)}\t1"
-        for query in queries
-        for document in _drawn(relevant[query])
-    ]
+    hits = ((query, text) for query in queries for text in _drawn(relevant[query]))
+    qrels = [f"{_id(query)}\t{_id(text)}\t1" for query, text in hits]
     return {
-        "corpus.jsonl": [
-            _line({"_id": _id(text), "title": "", "text": text}) for text in _drawn(documents)
-        ],
-        "queries.jsonl": [_line({"_id": _id(text), "text": text}) for text in queries],
+        "corpus.jsonl": [_line(_id=_id(text), title="", text=text) for text in _drawn(documents)],
+        "queries.jsonl": [_line(_id=_id(text), text=text) for text in queries],
         "qrels.tsv": ["query-id\tcorpus-id\tscore", *qrels] if qrels else [],
     }
 
@@ -128,7 +123,7 @@ def _classification(records: Records, bad: set[str], max_documents: int) -> _Fil
     )
     common = {topic for _, topic in train} & {topic for _, topic in test}
     return {
-        name: [_line({"text": text, "label": topic}) for text, topic in split if topic in common]
+        name: [_line(text=text, label=topic) for text, topic in split if topic in common]
         for name, split in (("train.jsonl", train), ("test.jsonl", test))
     }
 
@@ -142,5 +137,5 @@ def _id(text: str) -> str:
     return f"{int(unit_hash(text, _ORDER) * 2**48):012x}"
 
 
-def _line(value: dict[str, str]) -> str:
+def _line(**value: str) -> str:
     return json.dumps(value, ensure_ascii=False)
