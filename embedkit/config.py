@@ -166,7 +166,8 @@ def _mistakes(
         unknown = [path.pop()] if line["type"] == "extra_forbidden" else []
         where = ".".join([part for part in path if part in known or part not in kinds] + unknown)
         if unknown:
-            near = difflib.get_close_matches(unknown[0], known, n=1)
+            # The key itself may be that of another table.
+            near = difflib.get_close_matches(unknown[0], known - {*unknown}, n=1)
             what = f"there is no such {called}" + (f", did you mean {near[0]}?" if near else "")
         else:
             what = line["msg"].removeprefix("Value error, ")

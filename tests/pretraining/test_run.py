@@ -26,7 +26,7 @@ from support.tiny_bert import MINILM
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from embedkit import api, distributed
-from embedkit.data.text.texts import Texts, is_held_out
+from embedkit.data.text.texts import Texts
 from embedkit.errors import UserError
 from embedkit.models import hub
 from embedkit.recipe import load_pretrain_recipe, load_recipe
@@ -241,9 +241,7 @@ def trained_words(recipe: str, name: str) -> list[int]:
     """The ids of all documents that the source ``name`` does not hold out."""
     texts = Texts.from_manifest(str(Path(recipe).parent / f"{name}.toml"))
     tokenizer = AutoTokenizer.from_pretrained(hub.resolve(MINILM))
-    documents = [
-        each.text for each in texts.documents() if not is_held_out(each, texts.description)
-    ]
+    documents = [each.text for each in texts.documents() if not each.held_out]
     return [i for ids in tokenizer(documents, add_special_tokens=False)["input_ids"] for i in ids]
 
 

@@ -10,15 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedkit.config import validated
-from embedkit.data import concepts
+from embedkit.data.concepts import is_held_out
 from embedkit.data.manifests.columns import ColumnPath, RowFilter, TextColumns
-from embedkit.data.manifests.manifest import (
-    Options,
-    TextDescription,
-    TextManifest,
-    load_text_manifest,
-)
-from embedkit.data.manifests.sources import File, FilesSource, Source
+from embedkit.data.manifests.manifest import Options, TextManifest, load_text_manifest
+from embedkit.data.manifests.sources import File, FilesSource
 from embedkit.data.sources import open_source
 from embedkit.data.sources.open_source import OpenedSource
 from embedkit.data.sources.rows import Row, RowSource, RowStream, convert, errors_named
@@ -35,6 +30,8 @@ class Document(NamedTuple):
     text: str
     concept: str | None
     """Concept by which the document may be held out: the row's own, or the text itself."""
+    held_out: bool
+    """Whether training must not see the document."""
 
 
 class Texts(RowSource):
@@ -46,12 +43,8 @@ class Texts(RowSource):
         embedkit.pretrain(recipe, sources={"articles": texts})
     """
 
-    def __init__(
-        self, name: str, source: Source, description: TextDescription, *, rows: int | None = None
-    ) -> None:
-        self.name, self.source, self.description = name, source, description
-        self.rows = rows
-        """Expected number of documents, where it is known."""
+    def __init__(self, manifest: TextManifest) -> None:
+        self.name, self.manifest = manifest.name, manifest
 
     @classmethod
     def from_rows(
@@ -71,32 +64,31 @@ class Texts(RowSource):
         """Read the texts of a manifest, given as such, by name or by path."""
         if not isinstance(manifest, TextManifest):
             manifest = load_text_manifest(str(manifest))
-        return cls(manifest.name, manifest.source, manifest, rows=manifest.rows)
+        return cls(manifest)
 
     @classmethod
     def _from_path(cls, name: str, path: Path, options: Options) -> Self:
         """Read the file itself each time: nothing is copied."""
-        return cls(name, _file(path), validated(TextDescription, options, name))
+        return cls(_manifest(name, path, options))
 
     @classmethod
     def _from_stream(cls, name: str, stream: RowStream, options: Options) -> Self:
-        description = validated(TextDescription, options, name)
-        read = _documents([stream], description)
-        columns = TextColumns(concept=description.columns.concept and "concept")
-        if columns.concept is None:
-            # A document's own text stands for its concept: it need not be written twice.
-            read = (document._replace(concept=None) for document in read)
-        with cache.scratch("texts") as aside, errors_named(name):
-            content = _write(aside / "texts.parquet", read)
+        with cache.scratch("texts") as aside:
+            path = aside / "texts.parquet"
+            given = _manifest(name, path, options)
+            # Where a document's own text stands for its concept, it need not be written twice.
+            concept = given.columns.concept and "concept"
+            with errors_named(name):
+                content = _write(path, _documents([stream], given), keep_concepts=bool(concept))
             folder = aside.with_name(f"rows-{content[:32]}")
             cache.publish(aside, folder)
-        kept = description.model_dump(include={"license", "held_out"})
-        written = TextDescription(columns=columns, **kept)
-        return cls(name, _file(folder / "texts.parquet"), written)
+        source = _manifest(name, folder / path.name, {}).source
+        kept = given.model_dump(include={"name", "license", "held_out"})
+        return cls(TextManifest(**kept, source=source, columns=TextColumns(concept=concept)))
 
     def renamed(self, name: str) -> Self:
         """Return the same documents under another name."""
-        return type(self)(name, self.source, self.description, rows=self.rows)
+        return type(self)(self.manifest.model_copy(update={"name": name}))
 
     def open(self) -> OpenedSource:
         """Find the source and check its hashes.
@@ -105,7 +97,7 @@ class Texts(RowSource):
             DataError: it is missing, or not what the manifest pins.
         """
         with errors_named(self.name):
-            return open_source.opened(self.source, streaming=True)
+            return open_source.opened(self.manifest.source, streaming=True)
 
     def documents(self, opened: OpenedSource | None = None) -> Iterator[Document]:
         """Yield all documents, those that are held out among them.
@@ -115,7 +107,7 @@ class Texts(RowSource):
         """
         opened = opened or self.open()
         with errors_named(self.name):
-            yield from _documents(opened.streams, self.description)
+            yield from _documents(opened.streams, self.manifest)
 
     def count(self) -> tuple[int, int]:
         """Read everything; return how many documents there are, and how many are held out.
@@ -124,34 +116,36 @@ class Texts(RowSource):
             DataError: a row is not as it should be, or their number is not the manifest's.
         """
         opened = self.open()
-        sides = Counter(is_held_out(each, self.description) for each in self.documents(opened))
-        opened.expect(self.name, "documents", sides.total(), self.rows)
+        sides = Counter(document.held_out for document in self.documents(opened))
+        opened.expect(self.name, "documents", sides.total(), self.manifest.rows)
         return sides.total(), sides[True]
 
 
-def is_held_out(document: Document, description: TextDescription) -> bool:
-    """Whether training must not see the document."""
-    share = description.held_out.share if description.held_out else None
-    return concepts.is_held_out(document.concept, share)
+def _manifest(name: str, path: Path, options: Options) -> TextManifest:
+    """Return the manifest of a single file."""
+    source = FilesSource(kind="files", files=(File(path=str(path)),))
+    return validated(TextManifest, dict(name=name, source=source, **options), name)
 
 
-def _documents(streams: Iterable[RowStream], description: TextDescription) -> Iterator[Document]:
+def _documents(streams: Iterable[RowStream], manifest: TextManifest) -> Iterator[Document]:
     """Yield the documents of all streams in order; an error names the stream and the row in it."""
-    keep = RowFilter(description.filter) if description.filter else None
-    paths = [ColumnPath(path) for path in description.columns.text]
-    concept = description.columns.concept and ColumnPath(description.columns.concept)
+    keep = RowFilter(manifest.filter) if manifest.filter else None
+    paths = [ColumnPath(path) for path in manifest.columns.text]
+    concept = manifest.columns.concept and ColumnPath(manifest.columns.concept)
+    share = manifest.held_out.share if manifest.held_out else None
 
     def make(row: Row) -> Iterator[Document]:
         if keep and not keep(row):
             return
         if text := "\n".join(part for path in paths for part in _parts(path, row)):
-            yield Document(text, concept.mark_in(row, "[columns]") if concept else text)
-        elif not description.drop_empty:
+            about = concept.mark_in(row, "[columns]") if concept else text
+            yield Document(text, about, is_held_out(about, share))
+        elif not manifest.drop_empty:
             names = ", ".join(path.text for path in paths)
             raise DataError(f"{names} is empty: fill it in, or set drop_empty = true")
 
     read = convert(streams, make)
-    return distinct(read, lambda document: document.text) if description.deduplicate else read
+    return distinct(read, lambda document: document.text) if manifest.deduplicate else read
 
 
 def _parts(path: ColumnPath, row: Row) -> list[str]:
@@ -165,18 +159,15 @@ def _parts(path: ColumnPath, row: Row) -> list[str]:
     return parts
 
 
-def _file(path: Path) -> FilesSource:
-    return FilesSource(kind="files", files=(File(path=str(path)),))
-
-
-def _write(path: Path, documents: Iterable[Document]) -> str:
+def _write(path: Path, documents: Iterable[Document], *, keep_concepts: bool) -> str:
     """Write documents as parquet; return a hash of them all, in order."""
     digest = hashlib.sha256()
     with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
         for block in blocks_of(documents, lambda document: len(document.text), _CHARACTERS):
-            for text, concept in block:
+            rows = [(each.text, each.concept if keep_concepts else None) for each in block]
+            for text, concept in rows:
                 for part in (text, repr(concept)):
                     digest.update(hashlib.sha256(part.encode()).digest())
-            rows = [document._asdict() for document in block]
-            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=_SCHEMA))
+            columns = map(list, zip(*rows, strict=True))
+            writer.write_table(pa.table([*columns], schema=_SCHEMA))
     return digest.hexdigest()

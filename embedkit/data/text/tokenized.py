@@ -10,10 +10,10 @@ import numpy as np
 from rich.progress import SpinnerColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
-from embedkit.data.concepts import Split, splits
+from embedkit.data.concepts import splits
 from embedkit.data.sources.open_source import OpenedSource
 from embedkit.data.sources.streams import blocks_of
-from embedkit.data.text.texts import Texts, is_held_out
+from embedkit.data.text.texts import Texts
 from embedkit.data.text.token_store import StoreWriter, TokenStore
 from embedkit.distributed.progress import progress_bar
 from embedkit.storage import cache
@@ -50,18 +50,19 @@ def prepare(texts: Texts, tokenizer: PreTrainedTokenizerBase) -> Tokenized:
     """
     opened = texts.open()
     identity = _identity(tokenizer)
-    making = texts.description.model_dump(
+    manifest = texts.manifest
+    making = manifest.model_dump(
         include={"columns", "filter", "drop_empty", "deduplicate", "held_out"}
     )
-    key = opened.key(texts.source, FORMAT, making=making, tokenizer=identity)
+    key = opened.key(manifest.source, FORMAT, making=making, tokenizer=identity)
     build = partial(_tokenize, texts=texts, opened=opened, tokenizer=tokenizer)
     folder = cache.built("tokens", key, build, resumable=True)
     facts = json.loads((folder / "source.json").read_text())
-    opened.expect(texts.name, "documents", facts["documents"], texts.rows)
-    stores = {split: TokenStore(folder, split) for split in splits(texts.description.held_out)}
+    opened.expect(texts.name, "documents", facts["documents"], manifest.rows)
+    stores = {split: TokenStore(folder, split) for split in splits(manifest.held_out)}
     fingerprint = sha256_of_json([*(store.content for store in stores.values()), identity])
     held_out = stores.get("held_out")
-    return Tokenized(texts.name, stores["train"], held_out, fingerprint, texts.description.license)
+    return Tokenized(texts.name, stores["train"], held_out, fingerprint, manifest.license)
 
 
 def _tokenize(
@@ -69,7 +70,7 @@ def _tokenize(
 ) -> None:
     backend = backend_of(tokenizer)
     dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 2**16 else np.uint32
-    writer = StoreWriter(folder, splits(texts.description.held_out), np.dtype(dtype))
+    writer = StoreWriter(folder, splits(texts.manifest.held_out), np.dtype(dtype))
     rest = islice(texts.documents(opened), writer.read, None)
     read, tokens = writer.read, 0
     columns = (SpinnerColumn(), "tokenizing {task.description}", TimeElapsedColumn())
@@ -79,8 +80,7 @@ def _tokenize(
             written = [document.text for document in block]
             encoded = backend.encode_batch_fast(written, add_special_tokens=False)
             for document, encoding in zip(block, encoded, strict=True):
-                split: Split = "held_out" if is_held_out(document, texts.description) else "train"
-                writer.add(split, encoding.ids)
+                writer.add("held_out" if document.held_out else "train", encoding.ids)
                 tokens += len(encoding.ids)
             read += len(block)
             description = f"{texts.name}: {read:,} documents, {tokens / 1e6:,.1f} M tokens"

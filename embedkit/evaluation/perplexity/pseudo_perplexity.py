@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from embedkit import distributed, rng
 from embedkit.config import from_arguments
-from embedkit.data.text.texts import Texts, is_held_out
+from embedkit.data.text.texts import Texts
 from embedkit.errors import ArgumentError, UserError
 from embedkit.evaluation.perplexity.masked_token_scorer import MaskedTokenScorer
 from embedkit.evaluation.perplexity.results import (
@@ -175,5 +175,5 @@ def _texts(data: str | Path) -> Iterator[tuple[int, str]]:
     is_manifest = Path(data).suffix in ("", ".toml")
     texts = Texts.from_manifest(data) if is_manifest else Texts.from_file(data, drop_empty=True)
     for number, document in enumerate(texts.documents(), start=1):
-        if texts.description.held_out is None or is_held_out(document, texts.description):
+        if document.held_out or texts.manifest.held_out is None:
             yield number, document.text

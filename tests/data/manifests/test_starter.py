@@ -15,7 +15,6 @@ from embedkit.data.manifests.manifest import Manifest, load_manifest, load_text_
 from embedkit.data.pairs.held_out import write_tasks
 from embedkit.data.pairs.records import open_records
 from embedkit.data.text.texts import Texts
-from embedkit.data.text.texts import is_held_out as is_held_out_document
 from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.recipe import load_recipe
 
@@ -111,7 +110,7 @@ def test_no_evaluation_text_of_four_words_is_in_pretraining_text(tasks: list[Pat
         fold(document.text)
         for manifest in manifests
         for document in Texts.from_manifest(manifest).documents()
-        if not is_held_out_document(document, manifest)
+        if not document.held_out
     )
     assert len(everything) > 3_000_000
     evaluated = {text for text in evaluation_texts(tasks) if len(text.split()) >= 4}
@@ -131,8 +130,7 @@ def test_pretraining_text_holds_out_the_concepts_of_the_pairs(
     name = {"hpo": "text_hpo", "icd10": "text_icd10", "code": "text_sympy"}[pairs.split("_")[0]]
     texts = load_text_manifest(name)
     sides = {
-        document.concept: is_held_out_document(document, texts)
-        for document in Texts.from_manifest(texts).documents()
+        document.concept: document.held_out for document in Texts.from_manifest(texts).documents()
     }
     assert len(held_out) > 20
     assert held_out <= sides.keys()

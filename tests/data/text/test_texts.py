@@ -7,7 +7,7 @@ import datasets
 import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
-from embedkit.data.text.texts import Texts, is_held_out
+from embedkit.data.text.texts import Texts
 from embedkit.errors import DataError, UserError
 from embedkit.storage import cache
 
@@ -53,9 +53,9 @@ def test_texts_may_be_read_twice() -> None:
 
 
 def test_equal_rows_share_their_place_in_the_cache() -> None:
-    sources = [Texts.from_rows(["a", "b"]).source, Texts.from_rows(iter(["a", "b"])).source]
-    assert sources[0] == sources[1]
-    assert Texts.from_rows(["ab", ""], drop_empty=True).source != sources[0]
+    texts = Texts.from_rows(["a", "b"])
+    assert Texts.from_rows(iter(["a", "b"])).manifest == texts.manifest
+    assert Texts.from_rows(["ab", ""], drop_empty=True).manifest.source != texts.manifest.source
     assert len(list((cache.root() / "texts").iterdir())) == 2
 
 
@@ -133,8 +133,7 @@ def test_whole_concepts_are_held_out() -> None:
     texts = Texts.from_rows(rows, columns=columns, held_out={"share": 0.3})
     sides: dict[str | None, set[bool]] = {}
     for document in texts.documents():
-        side = is_held_out(document, texts.description)
-        sides.setdefault(document.concept, set()).add(side)
+        sides.setdefault(document.concept, set()).add(document.held_out)
     assert len(sides) == 50
     assert all(len(side) == 1 for side in sides.values())
     assert 5 <= sum(side == {True} for side in sides.values()) <= 25

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from embedkit.data.text import token_store, tokenized
-from embedkit.data.text.texts import Texts, is_held_out
+from embedkit.data.text.texts import Texts
 from embedkit.data.text.token_store import StoreWriter, TokenStore
 from embedkit.data.text.tokenized import Tokenized, prepare
 from embedkit.errors import DataError
@@ -96,7 +96,7 @@ def test_held_out_documents_are_in_their_own_store(tokenizer: PreTrainedTokenize
     sides: dict[bool, list[list[int]]] = {False: [], True: []}
     for document in texts.documents():
         ids = tokenizer(document.text, add_special_tokens=False)["input_ids"]
-        sides[is_held_out(document, texts.description)].append(ids)
+        sides[document.held_out].append(ids)
     assert found.held_out is not None
     assert documents_of(found.train) == sides[False]
     assert documents_of(found.held_out) == sides[True]

@@ -19,7 +19,7 @@ from support.tiny_bert import MINILM, real_tokenizer, tiny_bert
 from support.tiny_neobert import tiny_masked_lm, write_with_tokenizer
 from transformers import BertForMaskedLM
 
-from embedkit.data.text.texts import Texts, is_held_out
+from embedkit.data.text.texts import Texts
 from embedkit.errors import UserError
 from embedkit.evaluation.perplexity.pseudo_perplexity import evaluate_perplexity
 
@@ -265,9 +265,7 @@ def test_of_a_manifest_what_is_held_out_is_read(model: Path, tmp_path: Path) -> 
     (row,) = measure(model, manifest, tmp_path / "some", lengths=(12,), documents=99)
     texts = Texts.from_manifest(manifest)
     expected = [
-        number
-        for number, document in enumerate(texts.documents(), start=1)
-        if is_held_out(document, texts.description)
+        number for number, document in enumerate(texts.documents(), start=1) if document.held_out
     ]
     assert 0 < len(expected) < 40
     assert [each["document"] for each in scored(tmp_path / "some")] == expected
