@@ -3,15 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 from embedkit.distributed.ranks import is_main
 
@@ -20,22 +13,15 @@ _LINES = 10
 
 
 def progress_bar(
-    *columns: str | ProgressColumn, console: Console | None = None, shown: bool = True
-) -> Progress:
+    *columns: str | progress.ProgressColumn, console: Console | None = None, shown: bool = True
+) -> progress.Progress:
     """Return a bar of such columns, on standard error by default; it vanishes when it ends.
 
     A string is a column in the format of rich, such as ``{task.description}``, without markup.
     """
-    parts = [
-        TextColumn(column, markup=False) if isinstance(column, str) else column
-        for column in columns
-    ]
-    return Progress(
-        *parts,
-        console=console or Console(stderr=True),
-        transient=True,
-        disable=not (shown and is_main()),
-    )
+    parts = (progress.TextColumn(c, markup=False) if isinstance(c, str) else c for c in columns)
+    console, hidden = console or Console(stderr=True), not (shown and is_main())
+    return progress.Progress(*parts, console=console, transient=True, disable=hidden)
 
 
 @contextmanager
@@ -52,9 +38,9 @@ def track_progress(
             console.print(f"{work}: {remark}", highlight=False, markup=False, soft_wrap=True)
 
     say(f"{total:,}" + (f", of which {done:,} are done" if done else ""))
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
+    columns = (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn())
     shown = console.is_terminal
-    with progress_bar(*columns, console=console, shown=shown) as bar:
+    with progress_bar(*columns, "{task.description}", console=console, shown=shown) as bar:
         task = bar.add_task(work, total=total, completed=done)
 
         def advance(more: int) -> None:

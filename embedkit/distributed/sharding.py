@@ -5,13 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -21,7 +15,7 @@ from embedkit import distributed
 Moments = dict[str, dict[str, Tensor]]
 """An optimizer's state tensors by parameter name and, within it, by name of the moment."""
 
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_WHOLE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def shard(model: nn.Module, layers: Iterable[nn.Module]) -> None:
@@ -58,8 +52,8 @@ def whole_state(
 
     All ranks have to call it.
     """
-    weights: Any = get_model_state_dict(model, options=_WHOLE)
-    state: Any = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
+    weights: Any = states.get_model_state_dict(model, options=_WHOLE)
+    state: Any = states.get_optimizer_state_dict(model, optimizer, options=_WHOLE)
     return weights, state.get("state", {})
 
 
@@ -70,7 +64,7 @@ def restore(
     moments: Moments,
 ) -> None:
     """Load unsharded weights and moments, which every rank holds in full, into a sharded model."""
-    set_model_state_dict(model, dict(weights), options=_WHOLE)
-    groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
+    states.set_model_state_dict(model, dict(weights), options=_WHOLE)
+    groups = states.get_optimizer_state_dict(model, optimizer)["param_groups"]
     state: Any = {"state": moments, "param_groups": groups}
-    set_optimizer_state_dict(model, optimizer, state, options=_WHOLE)
+    states.set_optimizer_state_dict(model, optimizer, state, options=_WHOLE)

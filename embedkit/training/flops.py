@@ -5,7 +5,6 @@ import time
 import torch
 from torch import Tensor
 
-_SIZE = {"cpu": 1024, "cuda": 8192}
 _SECONDS = 0.5
 """Least time to measure for, in seconds: long enough for clocks to settle, short beside any run."""
 
@@ -15,18 +14,17 @@ def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
 
     The measurement takes about a second.
     """
-    size = _SIZE.get(device.type, 1024)
-    left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
-    out = left @ right
-    best, spent = float("inf"), 0.0
-    while spent < _SECONDS:
+    size = 8192 if device.type == "cuda" else 1024
+    left, right, out = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(3))
+    torch.mm(left, right, out=out)
+    seconds: list[float] = []
+    while sum(seconds) < _SECONDS:
         wait(device)
         began = time.perf_counter()
         torch.mm(left, right, out=out)
         wait(device)
-        seconds = time.perf_counter() - began
-        best, spent = min(best, seconds), spent + seconds
-    return 2 * size**3 / best
+        seconds.append(time.perf_counter() - began)
+    return 2 * size**3 / min(seconds)
 
 
 def wait(device: torch.device) -> None:
@@ -40,17 +38,11 @@ def training_flops(
 ) -> float:
     """Return the FLOPs of a forward and a backward pass, as PaLM counts them (its appendix B).
 
-    Every weight of the encoder costs six operations a token, every weight of the decoder six a
-    masked token, and attention twelve a layer, hidden feature and pair of tokens that attend to
-    each other. Recomputation does not count.
+    Every weight in the encoder's ``matrices``, which leaves out embeddings, costs six operations a
+    token, every weight of the ``decoder`` six a masked token, and attention twelve a layer, hidden
+    feature (``width``) and pair of tokens that attend to each other. Recomputation does not count.
 
-    Args:
-        lengths: number of tokens of each sequence.
-        masked: number of masked tokens, which alone reach the decoder.
-        matrices: number of weights in the encoder's matrices, without embeddings.
-        decoder: number of weights of the decoder.
-        layers: number of layers of the encoder.
-        width: number of features of a hidden state.
+    Shapes: ``lengths`` ``(B,)``, the number of tokens of each sequence.
     """
     wide = lengths.double()
     products = 6 * matrices * float(wide.sum()) + 6 * decoder * masked
