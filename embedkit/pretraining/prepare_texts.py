@@ -7,7 +7,7 @@ from rich.table import Table
 from embedkit.data.pairs.lengths import stored_lengths
 from embedkit.data.tables import SHOWN_QUANTILES, plain_table
 from embedkit.data.text.texts import Texts
-from embedkit.data.text.tokenized import Tokenized, prepare
+from embedkit.data.text.tokenized import prepare
 from embedkit.errors import ArgumentError
 from embedkit.models.hub import load_tokenizer
 from embedkit.tokens.vocabulary import Vocabulary
@@ -28,21 +28,14 @@ def prepare_texts(
     """
     if sample is not None:
         raise ArgumentError(("sample", f"text is tokenized whole; leave it out (got {sample})"))
-    loaded = load_tokenizer(tokenizer)
-    vocabulary = Vocabulary.of(loaded)
-    prepared = [prepare(source, loaded) for source in texts]
-    yield _sizes_table(prepared, vocabulary.framing, tokenizer)
-
-
-def _sizes_table(sources: Sequence[Tokenized], framing: int, model: str) -> Table:
-    """Show what was tokenized; lengths count ``framing`` special tokens for each document."""
-    rows = []
-    for source in sources:
+    loaded, rows = load_tokenizer(tokenizer), []
+    # A document's length counts the special tokens around it.
+    framing = Vocabulary.of(loaded).framing
+    for text in texts:
+        source = prepare(text, loaded)
         lengths = stored_lengths(source.train, framing)
         held_out = f"{len(source.held_out):,}" if source.held_out else "none"
-        sizes = (f"{len(source.train):,}", f"{source.train.num_tokens:,}", held_out)
-        rows.append(
-            (source.name, *sizes, *(f"{lengths[quantile]:,}" for quantile in SHOWN_QUANTILES))
-        )
+        sizes = [f"{len(source.train):,}", f"{source.train.num_tokens:,}", held_out]
+        rows.append([source.name, *sizes, *(f"{lengths[each]:,}" for each in SHOWN_QUANTILES)])
     heads = ["source", "documents", "tokens", "held out", "median", "95 %", "longest"]
-    return plain_table(heads, rows, title=f"token ids by {model}, and lengths of documents")
+    yield plain_table(heads, rows, title=f"token ids by {tokenizer}, and lengths of documents")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed
@@ -51,11 +50,12 @@ def prepare(
     autocast = precision.autocast_dtype(recipe.precision, device)
     model = LanguageModel(network, autocast).to(device)
     weights_hash = hashing.sha256_of(stored) if stored else "random"
+    layers = network.model.transformer_encoder
     if recipe.compile:
-        for layer in network.model.transformer_encoder:
+        for layer in layers:
             layer.compile()
     if recipe.shard:
-        sharding.shard(model, network.model.transformer_encoder)
+        sharding.shard(model, layers)
     peak_flops = flops.matmul_peak(device, autocast or torch.float32) * distributed.world_size()
     parameters = sum(parameter.numel() for parameter in network.parameters())
     table = mixture.table()
@@ -67,13 +67,18 @@ def prepare(
     console.print(table)
     evaluator = HeldOutLosses(recipe, mixture, model, folder.path / "held_out.jsonl", console)
     data = recipe.data
+    flops_of_step = partial(
+        flops.training_flops,
+        matrices=sum(weight.numel() for weight in layers.parameters() if weight.ndim > 1),
+        decoder=network.decoder.weight.numel(),
+        layers=len(layers),
+        width=network.config.hidden_size,
+    )
     return TrainingJob(
         recipe=recipe,
         facts={"sources": mixture.fingerprints, "model": {"weights": weights_hash}},
         model=model,
-        objective=MaskedLMObjective(
-            data.micro_batch_tokens, data.max_tokens, partial(_flops, network)
-        ),
+        objective=MaskedLMObjective(data.micro_batch_tokens, data.max_tokens, flops_of_step),
         batches=lambda numbers: stream(mixture.batches, numbers, data.workers),
         evaluator=evaluator,
         finish=partial(_finish, network, tokenizer, folder.model, evaluator, console),
@@ -98,15 +103,3 @@ def _finish(
 
     distributed.on_main(export)
     evaluator.after()
-
-
-def _flops(network: NeoBERTForMaskedLM, lengths: Tensor, masked: int) -> float:
-    layers = network.model.transformer_encoder
-    return flops.training_flops(
-        lengths,
-        masked,
-        matrices=sum(weight.numel() for weight in layers.parameters() if weight.ndim > 1),
-        decoder=network.decoder.weight.numel(),
-        layers=len(layers),
-        width=network.config.hidden_size,
-    )

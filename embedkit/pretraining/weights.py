@@ -51,11 +51,9 @@ def architecture(model: Architecture, vocabulary: int, pad_id: int = 0) -> NeoBE
     )
     rope: dict[str, object] = {"rope_type": "default", "rope_theta": model.rope_theta}
     if model.yarn_factor is not None:
-        rope |= {
-            "rope_type": "yarn",
-            "factor": model.yarn_factor,
-            "original_max_position_embeddings": model.max_position_embeddings,
-        }
+        longest = model.max_position_embeddings
+        yarn = {"factor": model.yarn_factor, "original_max_position_embeddings": longest}
+        rope |= {"rope_type": "yarn", **yarn}
     return NeoBERTConfig(**named, vocab_size=vocabulary, pad_token_id=pad_id, rope_parameters=rope)
 
 
@@ -67,26 +65,26 @@ def stored_weights(recipe: PretrainRecipe) -> Mapping[str, Tensor] | None:
     """
     if recipe.init_from is None:
         return None
-    folder = Path(hub.resolve(recipe.init_from))
+    folder, newest = Path(hub.resolve(recipe.init_from)), None
     if (folder / "run.json").is_file():
         newest, broken = checkpoint.newest(folder / "checkpoints")
+        folder = folder / "model"
         if broken:
             raise UserError(
                 f"init_from = {recipe.init_from}: its newest checkpoint is damaged ({broken[0]}): "
-                f"restore it from a backup, or pass {folder / 'model'}"
+                f"restore it from a backup, or pass {folder}"
             )
-        if newest is not None:
-            their_recipe = newest.facts["recipe"]
-            _check_settings(recipe, their_recipe["model"])
-            if newest.step < their_recipe["steps"] and distributed.is_main():
-                warnings.warn(
-                    f"init_from = {recipe.init_from}: its run has come to step {newest.step} of "
-                    f"{their_recipe['steps']}, and these are the weights that are taken",
-                    stacklevel=2,
-                )
-            weights = checkpoint.read_weights(newest)
-            return {name.removeprefix("network."): tensor for name, tensor in weights.items()}
-        folder = folder / "model"
+    if newest is not None:
+        model, steps = newest.facts["recipe"]["model"], newest.facts["recipe"]["steps"]
+        _check_settings(recipe, model)
+        if newest.step < steps and distributed.is_main():
+            warnings.warn(
+                f"init_from = {recipe.init_from}: its run has come to step {newest.step} of "
+                f"{steps}, and these are the weights that are taken",
+                stacklevel=2,
+            )
+        weights = checkpoint.read_weights(newest)
+        return {name.removeprefix("network."): tensor for name, tensor in weights.items()}
     loaded = load_pretrained(NeoBERTForMaskedLM, folder)
     _check_settings(recipe, loaded.config.to_dict())
     return loaded.state_dict()
@@ -110,13 +108,11 @@ def fill(network: NeoBERTForMaskedLM, weights: Mapping[str, Tensor], origin: str
     """
     ours = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    differing = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
-    if differing:
-        name = differing[0]
+    if differing := [name for name in ours | theirs if ours.get(name) != theirs.get(name)]:
+        there, here = theirs.get(differing[0], "missing"), ours.get(differing[0], "none")
         raise UserError(
-            f"init_from = {origin}: {len(differing)} of its weights are not this model's ({name}: "
-            f"{theirs.get(name, 'missing')} there, {ours.get(name, 'none')} here); give [model] "
-            "the sizes that it has"
+            f"init_from = {origin}: {len(differing)} of its weights are not this model's "
+            f"({differing[0]}: {there} there, {here} here); give [model] the sizes that it has"
         )
     network.load_state_dict(dict(weights))
 
