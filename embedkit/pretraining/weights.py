@@ -24,11 +24,7 @@ _UNSEEN = ("num_attention_heads", "norm", "norm_eps")
 def random_network(
     recipe: PretrainRecipe, tokenizer: PreTrainedTokenizerBase
 ) -> NeoBERTForMaskedLM:
-    """Return the recipe's architecture with random weights, the same at every call.
-
-    Raises:
-        UserError: ``model.vocab_size`` is less than the tokenizer needs.
-    """
+    """Return the recipe's architecture with random weights, the same at every call."""
     vocabulary = recipe.model.vocab_size or len(tokenizer)
     if vocabulary < len(tokenizer):
         raise UserError(
@@ -101,11 +97,7 @@ def _check_settings(recipe: PretrainRecipe, theirs: Mapping[str, object]) -> Non
 
 
 def fill(network: NeoBERTForMaskedLM, weights: Mapping[str, Tensor], origin: str) -> None:
-    """Load the weights of ``init_from = origin`` into ``network``.
-
-    Raises:
-        UserError: names or shapes differ from the network's.
-    """
+    """Load the weights of ``init_from = origin``, whose names and shapes have to be those here."""
     ours = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if differing := [name for name in ours | theirs if ours.get(name) != theirs.get(name)]:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,10 +28,7 @@ def check_replaceable(folder: Path, kind: Kind) -> None:
     """Verify that replacing ``folder`` would lose only what embedkit wrote; change nothing.
 
     A folder may be replaced if it is missing or empty, or if its marker says ``kind`` and every
-    file in it is as embedkit wrote it.
-
-    Raises:
-        UserError: names what a replacement would lose.
+    file in it is as embedkit wrote it. A UserError names what a replacement would lose.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; choose another --output")
@@ -66,8 +63,7 @@ def check_replaceable(folder: Path, kind: Kind) -> None:
 def whole_folder(folder: Path, kind: Kind) -> Iterator[Path]:
     """Lend a folder that is marked and takes the place of ``folder`` once the block succeeds.
 
-    Raises:
-        UserError: ``folder`` may not be replaced; see ``check_replaceable``.
+    Only what ``check_replaceable`` lets pass is replaced.
     """
     final = folder.resolve()
     aside = final.with_name(f".{final.name}.embedkit-part")
@@ -152,9 +148,9 @@ def _files(folder: Path) -> dict[str, Path]:
 
 def _read_marker(folder: Path) -> dict[str, Any] | None:
     """Return the marker of ``folder``, or ``None`` where there is none of embedkit's."""
-    try:
+    with suppress(OSError, ValueError):
         marker = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    known = isinstance(marker, dict) and marker.keys() == {"written_by", "holds", "sha256"}
-    return marker if known and isinstance(marker["sha256"], dict) else None
+        known = isinstance(marker, dict) and marker.keys() == {"written_by", "holds", "sha256"}
+        if known and isinstance(marker["sha256"], dict):
+            return marker
+    return None

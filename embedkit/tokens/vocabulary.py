@@ -28,11 +28,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """Return the vocabulary of ``tokenizer``.
-
-        Raises:
-            UserError: the tokenizer has no mask token, or is written in Python.
-        """
+        """Return the vocabulary of a tokenizer, which needs a mask token and a tokenizer.json."""
         if tokenizer.mask_token_id is None:
             raise UserError(
                 f"{tokenizer.name_or_path}: the tokenizer has no mask token, without which nothing "
@@ -62,11 +58,7 @@ class Vocabulary:
 
 
 def backend_of(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return the tokenizer's backend (``tokenizers.Tokenizer``), with truncation and padding off.
-
-    Raises:
-        UserError: the tokenizer is written in Python and has no backend.
-    """
+    """Return a ``tokenizers.Tokenizer`` that does not truncate; refuse tokenizers in Python."""
     backend = without_truncation(tokenizer)
     if backend is None:
         raise UserError(

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -209,10 +209,9 @@ def _readable(path: Path) -> Iterator[None]:
 
 def _verify(folder: Path) -> None:
     present = {path.name for path in folder.iterdir()} - {_HASHES}
-    try:
+    hashes = None
+    with suppress(ValueError):
         hashes = json.loads((folder / _HASHES).read_bytes())
-    except ValueError:
-        hashes = None
     if not isinstance(hashes, dict):
         raise BrokenCheckpointError(folder, f"{_HASHES} is not a list of hashes")
     for name in sorted({_WEIGHTS, _MOMENTS, _STATE} | present | hashes.keys()):

@@ -29,15 +29,12 @@ class StopRequest:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._restore()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if not self.asked:
             self.asked, self._since = True, time.monotonic()
         elif time.monotonic() - self._since > self._ONE_REQUEST:
-            self._restore()
+            self.__exit__()
             os.kill(os.getpid(), number)
-
-    def _restore(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)

@@ -125,11 +125,7 @@ def truncate_lines(path: Path, steps: int) -> None:
 
 
 def summary_line(block: Sequence[Mapping[str, Any]]) -> str:
-    """Summarize a block of metrics in one line: loss, learning rate, source, tokens/s.
-
-    Raises:
-        UserError: a loss or a gradient norm is not finite.
-    """
+    """Summarize a block of metrics in one line; refuse losses and gradients that are not finite."""
     for line in block:
         if not math.isfinite(line["loss"] + line["grad_norm"]):
             raise UserError(
@@ -143,11 +139,7 @@ def summary_line(block: Sequence[Mapping[str, Any]]) -> str:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Verify that the packages of a recipe's trackers are installed.
-
-    Raises:
-        UserError: a tracker's package is not installed.
-    """
+    """Verify that the packages of a recipe's trackers are installed, or raise a UserError."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise UserError(

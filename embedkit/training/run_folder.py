@@ -49,10 +49,6 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
     def model(self) -> Path:
         return self.path / "model"
 
@@ -97,11 +93,7 @@ def check(path: Path, *, resume: bool, overwrite: bool) -> None:
 
 
 def claim(path: Path, *, resume: bool, overwrite: bool) -> RunFolder:
-    """Create the folder ``path`` for this run, or replace it with ``overwrite``.
-
-    Raises:
-        UserError: ``check`` refuses the folder, or it cannot be created.
-    """
+    """Check ``path``, then create it for this run, or replace the run there with ``overwrite``."""
     check(path, resume=resume, overwrite=overwrite)
     try:
         if overwrite:
@@ -118,10 +110,13 @@ def claim(path: Path, *, resume: bool, overwrite: bool) -> RunFolder:
 
 def describe(folder: RunFolder, recipe: Training, facts: Mapping[str, Any]) -> None:
     """Write ``recipe.toml``, and versions, hardware and ``facts`` into ``run.json``."""
+    hardware = f"{platform.machine()} CPU ({torch.backends.cpu.get_cpu_capability()})"
+    if torch.cuda.is_available():
+        hardware = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     record = {
         "versions": {name: _version(name) for name in _PACKAGES},
         "python": platform.python_version(),
-        "hardware": _hardware(),
+        "hardware": hardware,
         "threads": torch.get_num_threads(),
         **facts,
     }
@@ -177,11 +172,7 @@ def newest_checkpoint(
 
 
 def _begun(folder: RunFolder) -> Mapping[str, Any]:
-    """Return the facts of a run that has no checkpoint yet, from its ``run.json``.
-
-    Raises:
-        UserError: the file cannot be read or lacks a fact.
-    """
+    """Return the facts of a run that has no checkpoint yet, from its ``run.json``."""
     path = folder.path / "run.json"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -222,12 +213,6 @@ def _stated(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _stated(item) for key, item in value.items() if item is not None}
     return [_stated(item) for item in value] if isinstance(value, list) else value
-
-
-def _hardware() -> str:
-    if torch.cuda.is_available():
-        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    return f"{platform.machine()} CPU ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def _version(name: str) -> str:

@@ -128,7 +128,7 @@ def run_training(
             "world_size": distributed.world_size(),
             "threads": torch.get_num_threads(),
         }
-        with Metrics(folder.metrics, trackers, job.peak_flops) as metrics:
+        with Metrics(path / "metrics.jsonl", trackers, job.peak_flops) as metrics:
             trainer = Trainer(
                 job.model,
                 job.objective,
@@ -153,7 +153,7 @@ def run_training(
                     start = newest.step
                     console.print(f"resuming after step {start}")
             distributed.on_main(partial(run_folder.describe, folder, job.recipe, facts))
-            distributed.on_main(partial(truncate_lines, folder.metrics, start))
+            distributed.on_main(partial(truncate_lines, path / "metrics.jsonl", start))
             job.evaluator.before(start)
             trainer.fit(start)
         job.finish()
