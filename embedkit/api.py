@@ -19,17 +19,8 @@ from embedkit.errors import ArgumentError, DataError, UserError
 from embedkit.evaluation.settings import ComparisonFormat, EvaluationSettings, PerplexitySettings
 from embedkit.mining.settings import MiningSettings
 from embedkit.models.settings import ExportTarget
-from embedkit.recipe import (
-    PretrainRecipe,
-    Recipe,
-    as_recipe,
-    default_output,
-    explain,
-    load_any_recipe,
-    load_pretrain_recipe,
-    load_recipe,
-    show_recipes,
-)
+from embedkit.recipe import PretrainRecipe, Recipe, as_recipe, default_output, explain, show_recipes
+from embedkit.recipe.load_recipes import load_any_recipe, load_pretrain_recipe, load_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -152,9 +152,7 @@ def differences(then: Any, now: Any, key: str = "") -> list[str]:
     return [f"{key}: {' -> '.join(shown)}"]
 
 
-def _mistakes(
-    error: ValidationError, section: type[BaseModel], called: str
-) -> list[tuple[str, str]]:
+def _mistakes(error: ValidationError, section: type[Section], called: str) -> list[tuple[str, str]]:
     """Return the dotted name of each wrong field, which users call a key or so, and the reason."""
     tables = [each.model_fields for each in _sections(section)]
     known = {name for table in tables for name in table}

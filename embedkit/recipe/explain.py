@@ -19,6 +19,8 @@ _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusive
 _WORDS = {"string": "text", "boolean": "true or false", "array": "list", "null": "unset"}
 
 Schema = Mapping[str, Any]
+Key = tuple[str, str, str]
+"""Dotted path of a key, kind of the recipes that have it, and description."""
 
 
 def explain(key: str) -> str:
@@ -30,7 +32,7 @@ def explain(key: str) -> str:
     Raises:
         UserError: no recipe has such a key; the message offers near ones.
     """
-    known: list[tuple[str, str, str]] = []
+    known: list[Key] = []
     for kind, recipe in (("fine-tuning", Recipe), ("pretraining", PretrainRecipe)):
         schema = recipe.model_json_schema()
         known += _keys(kind, schema, schema["$defs"])
@@ -49,10 +51,8 @@ def explain(key: str) -> str:
     return "\n".join(pages)
 
 
-def _keys(
-    kind: str, table: Schema, sections: Schema, prefix: str = ""
-) -> Iterator[tuple[str, str, str]]:
-    """Yield path, kind of recipe and description of each key of a table and of tables inside it."""
+def _keys(kind: str, table: Schema, sections: Schema, prefix: str = "") -> Iterator[Key]:
+    """Yield the keys of a table and of the tables inside it."""
     for name, field in table["properties"].items():
         path = f"{prefix}{name}"
         tables = list(_tables(field, sections))

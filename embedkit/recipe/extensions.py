@@ -8,8 +8,6 @@ from operator import or_
 from typing import Annotated, Any, Generic, Literal, get_origin
 
 from pydantic import Field, GetJsonSchemaHandler, TypeAdapter, create_model
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
 
 from embedkit.config import SectionT
 from embedkit.errors import UserError
@@ -65,9 +63,7 @@ class Kinds(Generic[SectionT]):
         kind = table.get("kind", self.default)
         return self._section(kind).model_validate({**table, "kind": kind})
 
-    def __get_pydantic_json_schema__(
-        self, _core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(self, _: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Describe a field annotated with the kinds as a choice of all, also of registered ones."""
         kinds = dict.fromkeys([*self.built_in, *names(self.group)])
         choice: Any = reduce(or_, map(self._tagged, kinds))
@@ -109,9 +105,9 @@ class Kinds(Generic[SectionT]):
                 f"that register them in {self.group}"
             )
         section = load(point)
-        if not (isinstance(section, type) and issubclass(section, self.base)):
-            raise UserError(
-                f"kind = {kind!r}: {point.value} of {_distribution(point)} is no subclass of "
-                f"{self.base.__module__}.{self.base.__name__}"
-            )
-        return section
+        if isinstance(section, type) and issubclass(section, self.base):
+            return section
+        raise UserError(
+            f"kind = {kind!r}: {point.value} of {_distribution(point)} is no subclass of "
+            f"{self.base.__module__}.{self.base.__name__}"
+        )

@@ -228,15 +228,10 @@ class Recipe(Training):
         return self.data.batches == "contextual" and not self.objective.needs.cross_device
 
     def with_objective(self, objective: object) -> Self:
-        """Return a copy of the recipe with an objective given as a Python object.
-
-        Args:
-            objective: a ``PairObjective``, or an object with a method ``backward`` and a string
-                ``identity``.
+        """Return a copy of the recipe with an objective that ``section_of`` takes.
 
         Raises:
-            UserError: the recipe has an ``[objective]`` already, or the objective does not fit
-                the rest of the recipe.
+            UserError: the recipe has an ``[objective]`` already, or the objective does not fit it.
         """
         if self.objective != Contrastive():
             raise UserError(
