@@ -7,7 +7,7 @@ document begins and the last one ends. ``blocks.jsonl`` has a line for each bloc
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -59,8 +59,8 @@ class TokenStore:
             DataError: it is no longer what was written.
         """
         documents = tokens = 0
-        for number, block in enumerate(_blocks(self.folder / "blocks.jsonl")):
-            counts = block[self.split]
+        for number, line in enumerate((self.folder / "blocks.jsonl").read_bytes().splitlines()):
+            counts = json.loads(line)[self.split]
             ids = self.ids[tokens : tokens + counts["tokens"]]
             ends = self.offsets[documents + 1 : documents + counts["documents"] + 1]
             if _digest(ids, ends) != counts["sha256"]:
@@ -81,9 +81,11 @@ class StoreWriter:
         self._folder, self._splits, self._dtype = folder, splits, dtype
         self._journal = folder / "blocks.jsonl"
         self._journal.touch()
+        written = self._journal.read_bytes()
         # A killed process may have left half a line.
-        os.truncate(self._journal, self._journal.read_bytes().rfind(b"\n") + 1)
-        self._blocks = list(_blocks(self._journal))
+        whole = written[: written.rfind(b"\n") + 1]
+        os.truncate(self._journal, len(whole))
+        self._blocks = [json.loads(line) for line in whole.splitlines()]
         self.read = sum(block["read"] for block in self._blocks)
         """Documents of the source that whole blocks account for."""
         for split in splits:
@@ -152,11 +154,6 @@ def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
         raise DataError(f"{path}: {size} bytes, expected {count * dtype.itemsize}: {_REMEDY}")
     # An empty file cannot be mapped.
     return np.memmap(path, dtype, mode="r", shape=(count,)) if count else np.empty(0, dtype)
-
-
-def _blocks(journal: Path) -> Iterator[Mapping[str, Any]]:
-    with journal.open("rb") as lines:
-        yield from map(json.loads, lines)
 
 
 def _append(path: Path, data: bytes) -> None:
