@@ -24,16 +24,12 @@ def leaked(evaluated: Iterable[str], training: Iterable[str]) -> set[str]:
     for text in set(evaluated):
         folded = fold(text)
         if len(words := folded.split()) >= _MIN_WORDS:
-            by_anchor[_anchor(words)].setdefault(folded, []).append(text)
+            # The longest neighbours are the rarest.
+            anchor = max(pairwise(words[1:-1]), key=lambda pair: len(pair[0]) + len(pair[1]))
+            by_anchor[anchor].setdefault(folded, []).append(text)
     leaks: set[str] = set()
     for text in map(fold, training):
         for anchor in set(pairwise(text.split())) & by_anchor.keys():
             for folded in [folded for folded in by_anchor[anchor] if folded in text]:
                 leaks.update(by_anchor[anchor].pop(folded))
     return leaks
-
-
-def _anchor(words: list[str]) -> tuple[str, str]:
-    """Return the longest two neighbours among the inner words, since those are the rarest."""
-    inner = words[1:-1]
-    return max(pairwise(inner), key=lambda pair: len(pair[0]) + len(pair[1]))
