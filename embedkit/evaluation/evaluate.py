@@ -10,8 +10,12 @@ from mteb.abstasks.abstask import AbsTask
 from embedkit import distributed
 from embedkit.config import from_arguments
 from embedkit.errors import ArgumentError, UserError
-from embedkit.evaluation.encoding import encoders
-from embedkit.evaluation.encoding.encoders import DistributedEncoder, TextEncoder
+from embedkit.evaluation.encoding.encoders import (
+    CachedEncoder,
+    DistributedEncoder,
+    TextEncoder,
+    Truncated,
+)
 from embedkit.evaluation.encoding.in_context import ContextualEncoder, encoder_of
 from embedkit.evaluation.encoding.vector_cache import VectorCache, bytes_of
 from embedkit.evaluation.mteb.estimate import Estimate
@@ -63,10 +67,8 @@ def evaluate(
 
         def around(inner: TextEncoder) -> TextEncoder:
             if max_bytes is not None:
-                kept = VectorCache(cache.root() / "vectors", max_bytes)
-                inner = encoders.CachedEncoder(inner, kept)
-            dimensions = settings.truncate_dim
-            return encoders.Truncated(inner, dimensions) if dimensions else inner
+                inner = CachedEncoder(inner, VectorCache(cache.root() / "vectors", max_bytes))
+            return Truncated(inner, settings.truncate_dim) if settings.truncate_dim else inner
 
         def score(encoder: DistributedEncoder) -> Summary:
             out = Path(output)

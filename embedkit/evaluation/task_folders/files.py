@@ -70,7 +70,7 @@ def text(value: Any) -> str:
 
 def texts(value: Any) -> list[str]:
     for item in _items(value):
-        _must(isinstance(item, str) and not item.isspace() and item, "hold non-empty strings", item)
+        _must(isinstance(item, str) and item.strip(), "hold non-empty strings", item)
     return list(value)
 
 

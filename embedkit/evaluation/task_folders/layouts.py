@@ -14,7 +14,7 @@ from embedkit.errors import DataError
 from embedkit.evaluation.task_folders import files
 from embedkit.evaluation.task_folders.files import Check, Row, read_rows
 
-QRELS = {"query-id": files.string, "corpus-id": files.string, "score": files.relevance}
+_QRELS = {"query-id": files.string, "corpus-id": files.string, "score": files.relevance}
 _LABELLED = {"text": files.string, "label": files.label}
 """Collections of reviews hold empty texts, and mteb's own data sets are scored with them."""
 
@@ -23,13 +23,13 @@ def retrieval(folder: Path) -> dict[str, Any]:
     corpus = _by_id(folder / "corpus.jsonl", {"title": files.optional_string, "text": files.string})
     queries = _by_id(folder / "queries.jsonl", {"text": files.text})
     relevant: dict[str, dict[str, int]] = {}
-    for row in read_rows(folder / "qrels.tsv", QRELS):
-        query, document, relevance = row.values.values()
+    for row in read_rows(folder / "qrels.tsv", _QRELS):
+        query, document, relevance = (row[key] for key in _QRELS)
         if query not in queries:
             raise row.error(f"the query {query!r} is not in queries.jsonl: add it or drop the line")
         if document not in corpus:
-            mistake = f"the document {document!r} is not in corpus.jsonl"
-            raise row.error(f"{mistake}: add it or drop the line")
+            remedy = "add it or drop the line"
+            raise row.error(f"the document {document!r} is not in corpus.jsonl: {remedy}")
         relevant.setdefault(query, {})[document] = relevance
     if not any(score > 0 for scores in relevant.values() for score in scores.values()):
         raise DataError(f"{folder / 'qrels.tsv'}: no score above 0, so no document is relevant")
