@@ -1,6 +1,5 @@
 """Low-rank adapters (Hu et al., 2021, "LoRA") beside the weights of an encoder, by peft."""
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
@@ -10,11 +9,33 @@ from embedkit.errors import UserError
 from embedkit.recipe import Lora
 
 
-def check(network: nn.Module, settings: Lora) -> None:
-    """Raise UserError if peft is missing, or a target is not a linear layer of the network."""
+def check(network: nn.Module, settings: Lora) -> list[str]:
+    """Return the full names of the layers that get an adapter.
+
+    Raises:
+        UserError: peft is missing, or a target is not a linear layer of the network.
+    """
     if find_spec("peft") is None:
         raise UserError('lora: peft is not installed: pip install "embedkit-neobert[lora]"')
-    _targets(network, settings.target_modules)
+    # A pooler has no effect on mean and cls pooling, so that its adapter would learn nothing.
+    linear = [
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear) and "pooler" not in name.split(".")
+    ]
+    if isinstance(settings.target_modules, str):
+        return linear
+    targets: list[str] = []
+    for target in settings.target_modules:
+        matches = [name for name in linear if f".{name}".endswith(f".{target}")]
+        if not matches:
+            known = dict.fromkeys(name.rpartition(".")[2] for name in linear)
+            raise UserError(
+                f"lora.target_modules: the backbone has no linear layer {target}; it has "
+                f"{', '.join(known)}"
+            )
+        targets += matches
+    return targets
 
 
 def attach(network: nn.Module, settings: Lora, *, seed: int) -> None:
@@ -23,7 +44,7 @@ def attach(network: nn.Module, settings: Lora, *, seed: int) -> None:
     An adapter has no effect at first: one of its two matrices is zero, and the other is drawn from
     ``seed`` alone. Errors are those of ``check``.
     """
-    check(network, settings)
+    targets = check(network, settings)
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(
@@ -31,7 +52,7 @@ def attach(network: nn.Module, settings: Lora, *, seed: int) -> None:
         # peft divides alpha by the rank, so that it may be a float despite peft's annotation.
         lora_alpha=settings.alpha,  # type: ignore[arg-type]
         lora_dropout=settings.dropout,
-        target_modules=_targets(network, settings.target_modules),
+        target_modules=targets,
     )
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
@@ -51,26 +72,3 @@ def merge(network: nn.Module) -> None:
         network.set_submodule(name, layer.get_base_layer())
     if adapted:
         del network.peft_config
-
-
-def _targets(network: nn.Module, wanted: str | Sequence[str]) -> list[str]:
-    """Return the full names of the layers that get an adapter."""
-    # A pooler has no effect on mean and cls pooling, so that its adapter would learn nothing.
-    linear = [
-        name
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear) and "pooler" not in name.split(".")
-    ]
-    if isinstance(wanted, str):
-        return linear
-    targets: list[str] = []
-    for target in wanted:
-        matches = [name for name in linear if f".{name}".endswith(f".{target}")]
-        if not matches:
-            known = dict.fromkeys(name.rpartition(".")[2] for name in linear)
-            raise UserError(
-                f"lora.target_modules: the backbone has no linear layer {target}; it has "
-                f"{', '.join(known)}"
-            )
-        targets += matches
-    return targets

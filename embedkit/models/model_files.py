@@ -6,6 +6,7 @@ Pickles are refused, since reading one may run code in it, and no code of a mode
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,11 @@ def check_weight_files(encoder: str, *, named: str | None = None) -> None:
 
 def refuse_pickle(encoder: str) -> None:
     """Raise UserError, which says how to convert them, if all weights of an encoder are pickles."""
-    names = _names(encoder)
+    names = [path.name for path in Path(encoder).glob("*")]
+    if not Path(encoder).is_dir():
+        # The hub's client raises errors of many libraries, and the caller has one to report anyway.
+        with suppress(Exception):
+            names = list(HfApi().list_repo_files(encoder))
     if any(name.endswith(".safetensors") for name in names):
         return
     if _PICKLE in names or f"{_PICKLE}{_INDEX}" in names:
@@ -175,14 +180,3 @@ def _check_name(where: str, named: object, file: object) -> None:
             "are read; if you trust it, load the model with transformers, save it with "
             "save_pretrained, and pass the folder of the result"
         )
-
-
-def _names(encoder: str) -> list[str]:
-    """Return the names of the files of a folder or a hub id; none if the hub cannot be reached."""
-    if Path(encoder).is_dir():
-        return [path.name for path in Path(encoder).iterdir()]
-    try:
-        return list(HfApi().list_repo_files(encoder))
-    # The hub's client raises errors of many libraries; the caller has an error to report already.
-    except Exception:
-        return []

@@ -20,7 +20,6 @@ from embedkit.models.neobert.encoder import NeoBERTModel, NeoBERTPreTrainedModel
 from embedkit.models.neobert.heads import NeoBERTForMaskedLM
 from embedkit.storage.atomic import write_json
 
-_BASE = "model"
 _HEADS = ("decoder", "dense", "classifier")
 _WRAPPERS = ("module", "_orig_mod")
 """Parts that DistributedDataParallel and torch.compile add to the names of weights."""
@@ -107,7 +106,7 @@ def _normalised(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _full_name(name: str) -> str:
     """Return the authors' name of a weight, which is that in a model with a head."""
-    return name if name.split(".")[0] in (_BASE, *_HEADS) else f"{_BASE}.{name}"
+    return name if name.split(".")[0] in ("model", *_HEADS) else f"model.{name}"
 
 
 def _listed(problems: Mapping[str, Iterable[str]]) -> str:
