@@ -124,8 +124,8 @@ def _best(
     count = min(documents, depth + min(depth, exclusions.count(numbers)))
     waiting = np.arange(len(numbers))
     while len(waiting):
-        short = []
-        for rows in np.array_split(waiting, min(len(waiting), -(-len(waiting) * count // _FOUND))):
+        short, step = [], max(1, _FOUND // count)
+        for rows in np.split(waiting, range(step, len(waiting), step)):
             scores, found = search.top(vectors[rows], count)
             # A search that ended in -1 has found all that it can find.
             more = (found[:, -1] >= 0) & (count < documents)

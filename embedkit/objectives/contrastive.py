@@ -55,11 +55,11 @@ class _Candidates:
             self._filter = Filter(batch.surrogate, len(batch.documents), across, config)
 
     def excluded(self, queries: Tensor | slice, documents: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Return masks of documents that are known to be no negative of a query, and of those and
-        the ones that the surrogate's filter drops. Shapes: ``(len(queries), len(documents))``.
+        """Return two masks of the documents that are no negatives of a query.
 
-        Known are positives, documents that share the query's label, and, without in-batch
-        negatives, documents of other rows.
+        The first has those that are known: positives, documents that share the query's label, and,
+        without in-batch negatives, documents of other rows. The second has these and what the
+        surrogate's filter drops. Shapes: ``(len(queries), len(documents))``.
         """
         asking, texts = self._query_hashes[queries], self._document_hashes[documents]
         known = false_negatives(asking, self._answers, self._asked, texts)
