@@ -13,14 +13,16 @@ _LINES = 10
 
 
 def progress_bar(
-    *columns: str | progress.ProgressColumn, console: Console | None = None, shown: bool = True
+    *columns: str | progress.ProgressColumn, console: Console | None = None
 ) -> progress.Progress:
     """Return a bar of such columns, on standard error by default; it vanishes when it ends.
 
     A string is a column in the format of rich, such as ``{task.description}``, without markup.
+    Without a terminal, no bar is drawn.
     """
     parts = (progress.TextColumn(c, markup=False) if isinstance(c, str) else c for c in columns)
-    console, hidden = console or Console(stderr=True), not (shown and is_main())
+    console = console or Console(stderr=True)
+    hidden = not (console.is_terminal and is_main())
     return progress.Progress(*parts, console=console, transient=True, disable=hidden)
 
 
@@ -39,15 +41,14 @@ def track_progress(
 
     say(f"{total:,}" + (f", of which {done:,} are done" if done else ""))
     columns = (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn())
-    shown = console.is_terminal
-    with progress_bar(*columns, "{task.description}", console=console, shown=shown) as bar:
+    with progress_bar(*columns, "{task.description}", console=console) as bar:
         task = bar.add_task(work, total=total, completed=done)
 
         def advance(more: int) -> None:
             nonlocal done
             before, done = done * _LINES // total, done + more
             bar.advance(task, more)
-            if not shown and done * _LINES // total > before:
+            if not console.is_terminal and done * _LINES // total > before:
                 say(f"{done / total:.0%}")
 
         yield advance

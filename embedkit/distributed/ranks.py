@@ -89,13 +89,12 @@ def on_main(work: Callable[[], ResultT]) -> ResultT:
     """Run ``work`` on rank 0 and return its result on every rank; a UserError is raised on all."""
     if world_size() == 1:
         return work()
-    result: Any = None
+    box: list[Any] = [None]
     if is_main():
         try:
-            result = work()
+            box = [work()]
         except UserError as error:
-            result = error
-    box = [result]
+            box = [error]
     dist.broadcast_object_list(box, src=0)
     if isinstance(box[0], UserError):
         raise box[0]

@@ -19,7 +19,7 @@ def progress_of(total: int, console: Console | None = None) -> Progress:
     """
     console = console or Console(stderr=True)
     columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), "{task.description}")
-    bar = progress_bar(*columns, console=console, shown=console.is_terminal)
+    bar = progress_bar(*columns, console=console)
     bar.add_task("", total=total)
     return bar
 

@@ -59,7 +59,7 @@ def _all_lengths(
     """Return the lengths of all texts of each source, under a progress bar."""
     lengths, console = [], Console(stderr=True)
     columns = ("tokenizing {task.description}", BarColumn(), MofNCompleteColumn(), "rows")
-    with progress_bar(*columns, console=console, shown=console.is_terminal) as bar:
+    with progress_bar(*columns, console=console) as bar:
         task = bar.add_task("")
         for number, records in enumerate(mixture.records, start=1):
             bar.reset(task, total=len(records), description=records.name)

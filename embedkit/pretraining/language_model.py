@@ -11,9 +11,7 @@ from embedkit.tokens.batch import TokenBatch
 class LanguageModel(nn.Module):
     """The masked language model as one forward, decoder and loss included.
 
-    Args:
-        network: encoder and decoder.
-        autocast: dtype of the matrix products; ``None`` keeps the dtype of the weights.
+    ``autocast`` is the dtype of matrix products; ``None`` keeps that of the weights.
     """
 
     def __init__(self, network: NeoBERTForMaskedLM, autocast: torch.dtype | None = None) -> None:

@@ -143,11 +143,7 @@ def open_text_mixture(
 
 
 def texts_of(recipe: PretrainRecipe, given: Mapping[str, Texts] | None = None) -> dict[str, Texts]:
-    """Return the texts of a recipe by the manifests of its mixture, without opening them.
-
-    Raises:
-        UserError: there is no such manifest, or ``given`` has what the recipe does not mention.
-    """
+    """Return the texts of a recipe by the manifests of its mixture, without opening them."""
     given = given or {}
     return {
         name: given[name].renamed(name) if name in given else Texts.from_manifest(name)

@@ -18,10 +18,8 @@ def prepare_texts(
 ) -> Iterator[Table]:
     """Store the token ids of ``texts`` in the cache, and yield a table of their numbers.
 
-    Args:
-        texts: sources of text; what is tokenized already is only opened.
-        tokenizer: name of a model, whose tokenizer is used.
-        sample: has to be ``None``, since the token ids of whole sources are stored.
+    What is tokenized already is only opened. ``tokenizer`` is the name of a model, and ``sample``
+    has to be ``None``, since the token ids of whole sources are stored.
 
     Raises:
         UserError: there is no such tokenizer, or a source cannot be read.

@@ -104,8 +104,7 @@ def set_aside(folder: Path) -> Iterator[Path]:
     leaves it as ``.<name>.embedkit-replaced``, which the next call puts back first.
     """
     final = folder.resolve()
-    recover(final)
-    older = _older(final)
+    older = recover(final)
     if final.exists():
         try:
             final.rename(older)
@@ -122,19 +121,17 @@ def set_aside(folder: Path) -> Iterator[Path]:
     shutil.rmtree(older, ignore_errors=True)
 
 
-def recover(folder: Path) -> None:
-    """Finish or undo a replacement of ``folder`` during which a process was killed."""
-    older = _older(folder)
-    if not older.exists():
-        return
+def recover(folder: Path) -> Path:
+    """Finish or undo a replacement of ``folder`` during which a process was killed.
+
+    Return the path at which a replacement keeps the older folder, which is free now.
+    """
+    older = folder.with_name(f".{folder.name}.embedkit-replaced")
     if folder.exists():
         shutil.rmtree(older, ignore_errors=True)
-    else:
+    elif older.exists():
         older.rename(folder)
-
-
-def _older(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.embedkit-replaced")
+    return older
 
 
 def _files(folder: Path) -> dict[str, Path]:

@@ -19,14 +19,7 @@ from embedkit.storage.atomic import aside_of, write_json, write_text
 from embedkit.storage.folders import check_replaceable, set_aside
 from embedkit.training import checkpoint
 
-_NEUTRAL = (
-    "data.workers",
-    "data.batch_table",
-    "logging.",
-    "checkpoints.",
-    "evaluation.",
-    "held_out.",
-)
+_INERT = "data.workers", "data.batch_table", "logging.", "checkpoints.", "evaluation.", "held_out."
 """Recipe keys that do not affect training, so that a resumed run may change them. The content of a
 batch table is compared by its hash among the sources, so that its path may change."""
 
@@ -194,9 +187,9 @@ def _refuse_changes(
     # With a constant rate no step depends on their number, so that a run may be extended.
     longer = (new["steps"] or 0) >= (old.get("steps") or 0)
     extended = longer and new["optim"]["schedule"] == "constant"
-    neutral = (*_NEUTRAL, "steps:") if extended else _NEUTRAL
+    inert = (*_INERT, "steps:") if extended else _INERT
     changes = differences(_stated(with_new_names(old, "the run")[0]), _stated(new))
-    changes = [change for change in changes if not change.startswith(neutral)]
+    changes = [change for change in changes if not change.startswith(inert)]
     for kind in ("sources", "model"):
         before, after = ({k: v[:12] for k, v in facts[kind].items()} for facts in (then, now))
         changes += differences(before, after, kind)

@@ -122,12 +122,8 @@ def run_training(
         tables = job.recipe.model_dump(mode="json")
         names = job.recipe.logging.trackers if distributed.is_main() else ()
         trackers = open_trackers(names, path, tables)
-        facts = {
-            "recipe": tables,
-            **job.facts,
-            "world_size": distributed.world_size(),
-            "threads": torch.get_num_threads(),
-        }
+        machine = {"world_size": distributed.world_size(), "threads": torch.get_num_threads()}
+        facts = {"recipe": tables, **job.facts, **machine}
         with Metrics(path / "metrics.jsonl", trackers, job.peak_flops) as metrics:
             trainer = Trainer(
                 job.model,
@@ -268,10 +264,8 @@ class Trainer(Generic[BatchT]):
             progress.remark(done, distributed.on_main(lambda: summary_line(self._metrics.write())))
 
     def _save(self, done: int) -> None:
-        state, keep = (
-            checkpoint.captured(self._model, self._optimizer),
-            self._recipe.checkpoints.keep,
-        )
+        state = checkpoint.captured(self._model, self._optimizer)
+        keep = self._recipe.checkpoints.keep
         if distributed.is_main():
             checkpoint.save(self._checkpoints, done, state, self._facts, keep=keep)
         distributed.barrier()

@@ -171,7 +171,7 @@ def write_and_die(folder: Path, function: tuple[Any, str], number: int) -> None:
     [
         ((Path, "rename"), 1, "old"),
         ((Path, "rename"), 2, "old"),
-        ((shutil, "rmtree"), 2, "new"),
+        ((shutil, "rmtree"), 3, "new"),
     ],
 )
 def test_a_killed_replacement_is_undone_or_finished_by_the_next_one(
