@@ -1,4 +1,4 @@
-"""Recipes written with keys that have another name today."""
+"""Recipes are read: keys that had another name once, and keys that are gone."""
 
 import hashlib
 import json
