@@ -48,10 +48,7 @@ def whole(tensor: Tensor) -> Tensor:
 def whole_state(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], Moments]:
-    """Return unsharded weights and moments of a sharded model on rank 0, empty dicts elsewhere.
-
-    All ranks have to call it.
-    """
+    """Return unsharded weights and moments on rank 0, none elsewhere. All ranks have to call it."""
     weights: Any = states.get_model_state_dict(model, options=_WHOLE)
     state: Any = states.get_optimizer_state_dict(model, optimizer, options=_WHOLE)
     return weights, state.get("state", {})

@@ -90,8 +90,7 @@ def lowercased(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a tokenizer's files, in which no truncation is set."""
-    # Without this, tokenizer.json would keep the limit at which texts were last truncated.
+    """Write a tokenizer's files, without the limit at which texts were last truncated."""
     without_truncation(tokenizer)
     tokenizer.save_pretrained(folder)
 

@@ -61,10 +61,7 @@ class State:
 
 
 def captured(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Return the state of a model and its optimizer on rank 0, an empty one on other ranks.
-
-    This is a collective: all ranks have to call it.
-    """
+    """Return the state on rank 0, an empty one elsewhere. All ranks have to call this."""
     if sharding.is_sharded(model):
         weights, states = sharding.whole_state(model, optimizer)
     elif distributed.is_main():
@@ -80,10 +77,7 @@ def captured(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the unsharded weights of a model on rank 0, an empty dict on other ranks.
-
-    This is a collective: all ranks have to call it.
-    """
+    """Return the unsharded weights on rank 0, no weights elsewhere. All ranks have to call this."""
     weights = {name: sharding.whole(part).cpu() for name, part in model.state_dict().items()}
     return weights if distributed.is_main() else {}
 
@@ -150,7 +144,18 @@ def read(folder: Path) -> Checkpoint:
     """
     with _readable(folder):
         try:
-            _verify(folder)
+            hashes, present = None, {path.name for path in folder.iterdir()} - {_HASHES}
+            with suppress(ValueError):
+                hashes = json.loads((folder / _HASHES).read_bytes())
+            if not isinstance(hashes, dict):
+                raise BrokenCheckpointError(folder, f"{_HASHES} is not a list of hashes")
+            for name in sorted({_WEIGHTS, _MOMENTS, _STATE} | present | hashes.keys()):
+                if name not in present:
+                    raise BrokenCheckpointError(folder, f"{name} is missing")
+                if name not in hashes:
+                    raise BrokenCheckpointError(folder, f"{name} is not in {_HASHES}")
+                if sha256_of_file(folder / name) != hashes[name]:
+                    raise BrokenCheckpointError(folder, f"{name} does not match {_HASHES}")
             state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             reason = f"{Path(error.filename).name}: {error.strerror}"
@@ -205,22 +210,6 @@ def _readable(path: Path) -> Iterator[None]:
             f"{error.filename or path}: cannot be read ({error.strerror}); it need not be "
             "damaged, so nothing was changed: make it readable, and try again"
         ) from None
-
-
-def _verify(folder: Path) -> None:
-    present = {path.name for path in folder.iterdir()} - {_HASHES}
-    hashes = None
-    with suppress(ValueError):
-        hashes = json.loads((folder / _HASHES).read_bytes())
-    if not isinstance(hashes, dict):
-        raise BrokenCheckpointError(folder, f"{_HASHES} is not a list of hashes")
-    for name in sorted({_WEIGHTS, _MOMENTS, _STATE} | present | hashes.keys()):
-        if name not in present:
-            raise BrokenCheckpointError(folder, f"{name} is missing")
-        if name not in hashes:
-            raise BrokenCheckpointError(folder, f"{name} is not in {_HASHES}")
-        if sha256_of_file(folder / name) != hashes[name]:
-            raise BrokenCheckpointError(folder, f"{name} does not match {_HASHES}")
 
 
 def _folders(root: Path) -> list[Path]:
