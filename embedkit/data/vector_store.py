@@ -69,17 +69,21 @@ def store_vectors(
     Shapes: ``encode`` maps n texts to ``(n, width)``.
     """
     facts = {"rows": len(records), "width": width}
-    files, marker = _files(folder, facts), folder / _FACTS
+    files = _files(folder, facts)
+    marker = folder / _FACTS
+    written = json.dumps(facts)
 
-    def begin() -> list[list[int]]:
+    def begin() -> list[list[int]] | None:
+        """Return the blocks of each file that are to be written, or None for a whole store."""
         # Earlier versions kept unfinished vectors under this name.
         part = folder.with_name(f"{folder.name}.part")
         if part.is_dir() and not folder.exists():
             part.rename(folder)
         missing = [file.missing() for file in files]
+        if not any(missing) and marker.is_file() and marker.read_text() == written:
+            return None
         folder.mkdir(parents=True, exist_ok=True)
-        if any(missing):
-            marker.unlink(missing_ok=True)
+        marker.unlink(missing_ok=True)
         return missing
 
     def encode_rows(column: str, rows: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -87,10 +91,12 @@ def store_vectors(
 
     def finish() -> None:
         assert all(file.is_whole() for file in files), "a rank left a block out"
-        write_text(marker, json.dumps(facts))
+        write_text(marker, written)
 
     # One rank looks for all: another may have written a block before this one looks.
     missing = distributed.on_main(begin)
+    if missing is None:
+        return VectorStore(folder)
     ranks = distributed.rank(), distributed.world_size()
     for (side, column), file, blocks in zip(_SIDES.items(), files, missing, strict=True):
         if blocks:

@@ -88,8 +88,11 @@ def test_a_killed_run_goes_on_after_its_last_block(
     assert len(calls) == 5
     assert np.array_equal(store.queries, whole.queries)
     assert np.array_equal(store.documents, whole.documents)
+    written = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     embed(records, surrogate, folder)
     assert len(calls) == 5
+    # Nothing is written again: a whole store may lie where nothing can be written.
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == written
 
 
 def flip(path: Path) -> None:

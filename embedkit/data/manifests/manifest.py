@@ -121,8 +121,17 @@ class Description(RowDescription):
         return self
 
 
+class TextDescription(RowDescription):
+    """Settings by which rows of any source become documents."""
+
+    columns: TextColumns = TextColumns()
+    """Paths to the values of a row that make its text."""
+    held_out: TextHeldOut | None = None
+    """Documents that training never sees, on which the loss is measured."""
+
+
 class Options(TypedDict, total=False):
-    """The fields of ``Description`` and ``TextManifest`` as keyword arguments."""
+    """The fields of ``Description`` and ``TextDescription`` as keyword arguments."""
 
     columns: Columns | TextColumns | Mapping[str, str | Sequence[str]]
     ignore: str | Sequence[str]
@@ -175,13 +184,8 @@ class Manifest(Description, Located):
         return self
 
 
-class TextManifest(RowDescription, Located):
+class TextManifest(TextDescription, Located):
     """A source of text for pretraining."""
-
-    columns: TextColumns = TextColumns()
-    """Paths to the values of a row that make its text."""
-    held_out: TextHeldOut | None = None
-    """Documents that training never sees, on which the loss is measured."""
 
 
 def load_manifest(name: str) -> Manifest:

@@ -75,7 +75,8 @@ class _PairMaker:
             [text for path in paths.get(role, ()) for text in path.texts_in(row)]
             for role in ("negatives", "negative_concepts")
         )
-        if (concepts or self._share) and len(concepts) != len(negatives):
+        needed = concepts or (self._share and any(negatives))
+        if needed and len(concepts) != len(negatives):
             raise DataError(
                 f"{len(negatives)} negatives, but {len(concepts)} concepts of negatives"
             )

@@ -38,8 +38,10 @@ class ColumnLayout:
             # The positives are made of the queries.
             columns = columns.model_copy(update={"positive": columns.query})
         taken = _starts(columns, names)
-        ignored = {*ignore, *(filter(are_negatives, names) if "negatives" in ignore else ())}
-        free = [name for name in names if name not in taken | ignored]
+        left_out = set(ignore)
+        if "negatives" in ignore:
+            left_out.update(filter(are_negatives, names))
+        free = [name for name in names if name not in taken and name not in left_out]
         if not description.same_label:
             columns = columns.with_recognised(free)
         held_out = held_out_share(description) is not None

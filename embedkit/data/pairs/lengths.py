@@ -103,7 +103,9 @@ def stored_lengths(store: TokenStore, framing: int) -> dict[float, int]:
     counts: Counter[int] = Counter()
     for stored in store.lengths():
         # There may be a billion documents, of far fewer lengths.
-        counts.update(dict(enumerate(np.bincount(stored + framing).tolist())))
+        texts = np.bincount(stored + framing)
+        lengths = np.flatnonzero(texts)
+        counts.update(dict(zip(lengths.tolist(), texts[lengths].tolist(), strict=True)))
     return quantiles(counts) if counts else dict.fromkeys(QUANTILES, 0)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -174,15 +175,14 @@ def _write(
     folder: Path, name: str, streams: Iterable[RowStream], description: Description
 ) -> ColumnLayout:
     """Fill ``folder`` with one table for each split, and with the layout, which is returned."""
-    layout, scored = ColumnLayout(), description.columns.score is not None
-    writers = {
-        split: TableWriter(folder / f"{split}.arrow", scored=scored)
-        for split in splits(held_out_share(description))
-    }
-    with errors_named(name):
+    layout = ColumnLayout()
+    scored = description.columns.score is not None
+    with errors_named(name), ExitStack() as stack:
+        writers = {
+            split: stack.enter_context(TableWriter(folder / f"{split}.arrow", scored=scored))
+            for split in splits(held_out_share(description))
+        }
         for pair in from_rows.pairs(streams, description, layout):
             writers["held_out" if pair.held_out else "train"].add(pair)
-        for writer in writers.values():
-            writer.finish()
     (folder / _LAYOUT).write_text(json.dumps(vars(layout)))
     return layout

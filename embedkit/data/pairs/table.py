@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -39,16 +39,18 @@ class Facts:
 
 
 class TableWriter:
-    """Writes pairs one at a time, with their scores if they are ``scored``.
+    """Writes pairs one at a time, with their scores if they are ``scored``; a context manager.
 
-    The table is whole, and its facts lie beside it, once ``finish`` was called.
+    The table is whole, and its facts lie beside it, when the block is left without an error.
     """
 
     def __init__(self, path: Path, *, scored: bool) -> None:
-        self._path, self._schema = path, _SCORED if scored else _SCHEMA
+        self._path = path
+        self._schema = _SCORED if scored else _SCHEMA
         self._file = pa.ipc.new_file(str(path), self._schema)
         self._block: list[dict[str, Any]] = []
-        self._hash, self._facts = hashlib.sha256(), Facts()
+        self._hash = hashlib.sha256()
+        self._facts = Facts()
 
     def add(self, pair: Pair) -> None:
         """Append a row."""
@@ -56,13 +58,16 @@ class TableWriter:
         if len(self._block) == _BATCH:
             self._flush()
 
-    def finish(self) -> None:
-        """Write what is pending, and the facts."""
-        if self._block:
-            self._flush()
-        self._file.close()
-        self._facts.content = self._hash.hexdigest()
-        self._path.with_suffix(".json").write_text(json.dumps(vars(self._facts)))
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._file:
+            if kind is None and self._block:
+                self._flush()
+        if kind is None:
+            self._facts.content = self._hash.hexdigest()
+            self._path.with_suffix(".json").write_text(json.dumps(vars(self._facts)))
 
     def _flush(self) -> None:
         block, facts = self._block, self._facts

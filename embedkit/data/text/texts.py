@@ -12,7 +12,12 @@ import pyarrow.parquet as pq
 from embedkit.config import validated
 from embedkit.data.concepts import is_held_out
 from embedkit.data.manifests.columns import ColumnPath, RowFilter, TextColumns
-from embedkit.data.manifests.manifest import Options, TextManifest, load_text_manifest
+from embedkit.data.manifests.manifest import (
+    Options,
+    TextDescription,
+    TextManifest,
+    load_text_manifest,
+)
 from embedkit.data.manifests.sources import File, FilesSource
 from embedkit.data.sources import open_source
 from embedkit.data.sources.open_source import OpenedSource
@@ -123,8 +128,9 @@ class Texts(RowSource):
 
 def _manifest(name: str, path: Path, options: Options) -> TextManifest:
     """Return the manifest of a single file."""
+    description = validated(TextDescription, options, name)
     source = FilesSource(kind="files", files=(File(path=str(path)),))
-    return validated(TextManifest, dict(name=name, source=source, **options), name)
+    return TextManifest(name=name, source=source, **dict(description))
 
 
 def _documents(streams: Iterable[RowStream], manifest: TextManifest) -> Iterator[Document]:

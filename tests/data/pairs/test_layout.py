@@ -218,6 +218,8 @@ def test_holding_out_needs_the_concepts_of_recognised_negatives(tmp_path: Path) 
     assert len(opened(tmp_path, rows, **keys, ignore=["negatives"])) < 8
     concepts = [{**row, "negative_concepts": "z"} for row in rows]
     assert len(opened(tmp_path, concepts, **keys)) < 8
+    concepts[1] |= {"negative": "", "negative_concepts": []}
+    assert len(opened(tmp_path, concepts, **keys)) < 8
     concepts[2]["negative_concepts"] = []
     with pytest.raises(DataError, match="line 3: 1 negatives, but 0 concepts of negatives"):
         opened(tmp_path, concepts, **keys)

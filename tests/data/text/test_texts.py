@@ -117,6 +117,14 @@ def test_a_row_without_text_is_named(row: dict[str, Any], message: str) -> None:
         Texts.from_rows([row])
 
 
+@pytest.mark.parametrize("option", ["rows", "source", "row"])
+def test_what_only_a_manifest_says_is_no_option(option: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a\n")
+    options: Any = {option: 1}
+    with pytest.raises(UserError, match=f"a: {option}: there is no such key$"):
+        Texts.from_file(tmp_path / "a.txt", **options)
+
+
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(UserError, match="column: there is no such key, did you mean columns"):
         Texts.from_rows(["a"], column="text")  # type: ignore[call-arg]
