@@ -1,4 +1,3 @@
-import subprocess
 import sys
 import tomllib
 import traceback
@@ -234,15 +233,3 @@ def test_a_stopped_run_tells_the_command_that_continues_it(
         f"stopped after step 17; continue with: {launcher} finetune --recipe starter "
         "--set 'model=my model' --resume\n"
     )
-
-
-@pytest.mark.slow
-def test_help_does_not_wait_for_torch() -> None:
-    script = "import sys; sys.argv = ['embedkit', 'finetune', '--help']\n"
-    script += "from embedkit_cli.app import main\n"
-    script += "try: main()\nexcept SystemExit as end: assert end.code == 0\n"
-    script += "heavy = {'torch', 'transformers', 'mteb', 'datasets'} & set(sys.modules)\n"
-    script += "assert not heavy, heavy"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "--recipe" in done.stdout

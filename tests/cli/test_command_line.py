@@ -74,16 +74,26 @@ def test_h_is_help_of_every_command() -> None:
         assert "Usage: " in result.output
 
 
-def test_versions_are_printed_without_an_import() -> None:
-    script = "import sys; sys.argv = ['embedkit', '--version']\n"
+def printed_without_torch(*words: str) -> str:
+    """Return what a command prints in a process that must end without a heavy import."""
+    script = f"import sys; sys.argv = {['embedkit', *words]}\n"
     script += "from embedkit_cli.app import main\n"
     script += "try: main()\nexcept SystemExit as end: assert end.code == 0\n"
-    script += "heavy = {'torch', 'transformers', 'mteb', 'numpy'} & set(sys.modules)\n"
+    script += "heavy = {'torch', 'transformers', 'mteb', 'datasets', 'numpy'} & set(sys.modules)\n"
     script += "assert not heavy, heavy"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    assert "--recipe" in printed_without_torch("finetune", "--help")
+
+
+def test_versions_are_printed_without_an_import() -> None:
     named = ["embedkit-neobert", "torch", "transformers", "sentence-transformers", "mteb"]
-    assert done.stdout.splitlines() == [f"{name} {version(name)}" for name in named]
+    lines = printed_without_torch("--version").splitlines()
+    assert lines == [f"{name} {version(name)}" for name in named]
 
 
 @pytest.mark.parametrize(
