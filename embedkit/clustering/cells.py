@@ -76,16 +76,12 @@ def split(cell: Cell, size: int, backend: Backend, *, seed: int, scratch: Path) 
     if np.bincount(nearest, minlength=num).max() > 0.9 * len(nearest):
         # The points are all alike: no split by nearness would ever end.
         nearest = np.arange(len(nearest), dtype=np.int64) * num // len(nearest)
-    order = np.argsort(nearest, kind="stable")
-    # Points of one centroid are put side by side. They are read in order, which a file wants.
-    places = np.argsort(order)
-    points = allocate(cell.points.shape, scratch)
-    for start in range(0, len(order), _BLOCK):
-        points[places[start : start + _BLOCK]] = cell.points[start : start + _BLOCK]
+    ordered = _sorted_by(nearest, cell, scratch)
     ends = np.bincount(nearest, minlength=num).cumsum()[:-1]
-    parts = zip(np.split(points, ends), np.split(cell.rows[order], ends), strict=True)
-    for part in (Cell(*part) for part in parts if len(part[0])):
-        yield from split(part, size, backend, seed=seed, scratch=scratch)
+    parts = zip(np.split(ordered.points, ends), np.split(ordered.rows, ends), strict=True)
+    for points, rows in parts:
+        if len(rows):
+            yield from split(Cell(points, rows), size, backend, seed=seed, scratch=scratch)
 
 
 def allocate(shape: tuple[int, ...], scratch: Path) -> NDArray[Any]:
@@ -114,3 +110,15 @@ def _nearest_centroids(
         numbers = backend.search(block, centroids, 1)[1][:, 0]
         nearest[start : start + _BLOCK] = numbers.cpu().numpy()
     return nearest
+
+
+def _sorted_by(nearest: NDArray[np.int64], cell: Cell, scratch: Path) -> Cell:
+    """Return the points of a cell, with those of one centroid side by side."""
+    order = np.argsort(nearest, kind="stable")
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    points = allocate(cell.points.shape, scratch)
+    # Points are read in order, which a file wants.
+    for start in range(0, len(order), _BLOCK):
+        points[places[start : start + _BLOCK]] = cell.points[start : start + _BLOCK]
+    return Cell(points, cell.rows[order])
