@@ -91,9 +91,10 @@ def select(
                 drawn = rng.permuted(np.arange(settings.negatives), int(count), key)
                 row_order[: settings.negatives] = row_order[np.sort(drawn)]
     order = order[:, : settings.negatives]
-    documents = np.take_along_axis(np.where(admitted, window["document"], -1), order, 1)
-    scores = np.where(admitted, window["score"], np.float32(-np.inf))
-    scores = np.take_along_axis(scores, order, 1)
+    kept = np.take_along_axis(admitted, order, 1)
+    documents = np.where(kept, np.take_along_axis(window["document"], order, 1), -1)
+    scores = np.take_along_axis(window["score"], order, 1)
+    scores = np.where(kept, scores, np.float32(-np.inf))
     audit.candidates += int(present.sum())
     audit.above_margin += int((present & ~admitted).sum())
     audit.outranked += int((candidates["score"][:, 0] > positive_scores).sum())

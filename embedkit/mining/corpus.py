@@ -15,7 +15,7 @@ from embedkit.data.pairs.records import Records
 Ids = NDArray[np.int64]
 
 _POSITIVE = -1
-"""Place of the positive among the documents of a row, ``[*negatives, positive]``."""
+"""Place of a row's positive; those of its negatives are 0, 1 and so on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,8 +77,8 @@ def open_corpus(records: Records) -> Corpus:
         taken = records.table.take(document_rows[numbers].tolist(), ("negatives", "positive"))
         places = document_places[numbers]
         return [
-            [*negatives, positive][n]
-            for n, (negatives, positive) in zip(places, taken, strict=True)
+            positive if place == _POSITIVE else negatives[place]
+            for place, (negatives, positive) in zip(places, taken, strict=True)
         ]
 
     def identity(*occurrences: NDArray[Any]) -> str:
@@ -107,7 +107,9 @@ def _numbered(hashes: "array[int]") -> tuple[NDArray[np.uint64], Ids, Ids]:
     values = np.array(hashes, dtype=np.uint64)
     distinct, first, numbers = np.unique(values, return_index=True, return_inverse=True)
     order = np.argsort(first)
-    return distinct[order], first[order], np.argsort(order)[numbers]
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return distinct[order], first[order], rank[numbers]
 
 
 class Exclusions:

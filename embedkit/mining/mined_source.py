@@ -32,8 +32,15 @@ _PLAN = "plan.json"
 _LOCK = ".lock"
 _ROWS = 8192
 """Number of rows that are written at a time."""
-_KEPT = {"task", "license", "prompts", "in_batch_negatives", "batch_size", "max_query_tokens",
-         "max_document_tokens"}  # fmt: skip
+_KEPT = {
+    "task",
+    "license",
+    "prompts",
+    "in_batch_negatives",
+    "batch_size",
+    "max_query_tokens",
+    "max_document_tokens",
+}
 """Keys that the new manifest takes from the description of the source."""
 
 
