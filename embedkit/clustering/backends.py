@@ -44,8 +44,10 @@ class TorchBackend:
 
         Shapes: scores ``(n, count)``, best first, and their centroids ``(n, count)``, int64.
         """
-        blocks = (b @ centroids.T for b in points.split(max(1, _SCORES // len(centroids))))
-        best = [b.max(1, keepdim=True) if count == 1 else b.topk(count) for b in blocks]
+        best = []
+        for block in points.split(max(1, _SCORES // len(centroids))):
+            scores = block @ centroids.T
+            best.append(scores.max(1, keepdim=True) if count == 1 else scores.topk(count))
         scores, nearest = map(torch.cat, zip(*best, strict=True))
         return scores, nearest
 

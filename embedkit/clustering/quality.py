@@ -50,8 +50,12 @@ def compare(batches: SourceBatches, device: torch.device, *, seed: int) -> Compa
     places = measured[:, None] * size + np.arange(size)
     drawn = rng.permuted(places.reshape(-1), rows, rng.fold_in(seed, "random")).reshape(-1, size)
     ours = [batches[number] for number in measured.tolist()]
-    random, near = (measure(store.queries, store.documents, each, device) for each in (drawn, ours))
-    return Comparison(batches, measured, random, near)
+    return Comparison(
+        batches,
+        measured,
+        random=measure(store.queries, store.documents, drawn, device),
+        ours=measure(store.queries, store.documents, ours, device),
+    )
 
 
 def measure(

@@ -157,18 +157,20 @@ def sampling_shares(
         UserError: the rows of a source are neither stated nor given, or the recipe does not mix a
             source that ``rows`` names.
     """
-    manifests, rows = tuple(load_manifest(mix.manifest) for mix in recipe.data.mix), rows or {}
+    rows = rows or {}
+    manifests = tuple(load_manifest(mix.manifest) for mix in recipe.data.mix)
     if unknown := sorted(set(rows) - {manifest.name for manifest in manifests}):
         reason = f"the recipe's data.mix has no source {', '.join(unknown)}"
         raise ArgumentError(("rows", reason))
-    sources: tuple[Source, ...] = ()
+    sources = []
     for manifest in manifests:
-        name, size = manifest.name, rows.get(manifest.name) or manifest.rows
+        name = manifest.name
+        size = rows.get(name) or manifest.rows
         if size is None:
             raise UserError(f"{name}: its manifest states no rows: pass --rows {name}=ROWS")
-        sources += (Source(name, size, manifest.batch_size or recipe.data.batch_size),)
+        sources.append(Source(name, size, manifest.batch_size or recipe.data.batch_size))
     weights = weights_of(recipe.data.mix) or alpha_weights(sources, recipe.data.alpha)
-    mixture = Mixture((), sources, weights, manifests)
+    mixture = Mixture((), tuple(sources), weights, manifests)
     if steps is not None:
         recipe = recipe.model_copy(update={"steps": steps, "epochs": None})
     recipe = resolve_steps(recipe, mixture, ranks=1)
@@ -178,8 +180,15 @@ def sampling_shares(
     shares = []
     for source, expected, count, read in zip(sources, mixture.shares, counts, passes, strict=True):
         spread = (recipe.steps * expected * (1 - expected)) ** 0.5
-        deviations = (count - recipe.steps * expected) / spread if expected < 1 else 0.0
-        drawn = count / recipe.steps
-        facts = (source.name, source.rows, source.batch_size)
-        shares.append(SourceShare(*facts, expected, count, drawn, deviations, read))
+        share = SourceShare(
+            source=source.name,
+            rows=source.rows,
+            batch_size=source.batch_size,
+            expected=expected,
+            steps=count,
+            drawn=count / recipe.steps,
+            deviations=(count - recipe.steps * expected) / spread if expected < 1 else 0.0,
+            passes=read,
+        )
+        shares.append(share)
     return shares

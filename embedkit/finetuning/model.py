@@ -66,10 +66,10 @@ def load(
 
 def check_lengths(recipe: Recipe, records: Sequence[Records], model: EmbeddingModel) -> None:
     """Raise ``UserError`` unless the model reads texts as long as the run will truncate them."""
-    limited = [("data.", recipe.data), *((f"{each.name}: ", each.description) for each in records)]
-    for prefix, holder in limited:
+    sources = [(f"{source.name}: ", source.description) for source in records]
+    for prefix, limits in [("data.", recipe.data), *sources]:
         for side in ("max_query_tokens", "max_document_tokens"):
-            limit = getattr(holder, side)
+            limit = getattr(limits, side)
             if limit and limit > model.position_limit:
                 raise UserError(
                     f"{prefix}{side} = {limit}: {recipe.model} reads at most "

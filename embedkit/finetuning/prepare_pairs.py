@@ -29,7 +29,12 @@ def prepare_pairs(
 ) -> Iterator[Table]:
     """Open every source, which fetches, verifies and caches it; yield tables of its texts.
 
-    The arguments are those of ``embedkit.api.prepare_data``.
+    Args:
+        recipe: recipe that names the sources.
+        tokenizer: name of a model, whose tokenizer counts the tokens.
+        workers: number of sources that are opened at a time.
+        sample: number of rows of each source that are measured; by default all of them.
+        on_progress: function called with a line whenever a source is opened or measured.
 
     Raises:
         UserError: there is no such tokenizer, or a source cannot be read.
@@ -97,7 +102,9 @@ def _lengths_table(
         )
         by_role = {role: quantiles(counts) for role, counts in measured.counts.items()}
         sides = [
-            " ".join(str(by_role[role][each]) for each in SHOWN_QUANTILES if role in by_role)
+            " ".join(str(by_role[role][quantile]) for quantile in SHOWN_QUANTILES)
+            if role in by_role
+            else ""
             for role in _ROLES
         ]
         rows.append((records.name, *sides, f"{truncated:.1%}"))

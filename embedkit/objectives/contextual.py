@@ -42,7 +42,8 @@ class ContextualObjective:
             budget=self._config.micro_batch_tokens,
             key=rng.fold_in(key, "context"),
         )
-        encode, overhead = partial(model, context=context.embeddings), model.config.num_prefix
+        encode = partial(model, context=context.embeddings)
+        overhead = model.config.num_prefix
         metrics = self._contrast.backward(encode, batch, key=key, scale=scale, overhead=overhead)
         # The context is replayed last, since every query and document adds to its gradient.
         context.backward()

@@ -38,21 +38,24 @@ class _Candidates:
         self.queries, self.documents = (
             rows if rows.is_leaf else rows.detach().requires_grad_() for rows in self._joined
         )
-        count, device = len(batch.query_hashes), batch.query_hashes.device
-        facts, first_query = across(torch.stack([batch.query_hashes, batch.labels[:count]], dim=1))
-        self._query_hashes, self._query_labels = facts.unbind(dim=1)
+        count = len(queries)
+        columns = [batch.query_hashes, batch.labels[:count]]
+        query_facts, first_query = across(torch.stack(columns, dim=1))
+        self._query_hashes, self._query_labels = query_facts.unbind(dim=1)
         columns = [batch.document_hashes, batch.owners + first_query, batch.labels]
-        facts, first_document = across(torch.stack(columns, dim=1))
-        self._document_hashes, self._owners, self._labels = facts.unbind(dim=1)
+        document_facts, first_document = across(torch.stack(columns, dim=1))
+        self._document_hashes, self._owners, self._labels = document_facts.unbind(dim=1)
         pairs = torch.stack([batch.query_hashes, batch.document_hashes[:count]], dim=1)
         # The pairs of all ranks are known positives, whether or not ranks share documents.
         self._asked, self._answers = distributed.gather(pairs)[0].unbind(dim=1)
-        self.mine = first_query + torch.arange(count, device=device)
-        self.positives = first_document + torch.arange(count, device=device)
-        self.in_batch_negatives, self._filter = batch.in_batch_negatives, None
+        numbers = torch.arange(count, device=queries.device)
+        self.mine = first_query + numbers
+        self.positives = first_document + numbers
+        self.in_batch_negatives = batch.in_batch_negatives
+        self._filter = None
         if config.false_negatives != "off":
             assert batch.surrogate is not None, "batches were made without the surrogate's vectors"
-            self._filter = Filter(batch.surrogate, len(batch.documents), across, config)
+            self._filter = Filter(batch.surrogate, len(documents), across, config)
 
     def excluded(self, queries: Tensor | slice, documents: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Return two masks of the documents that are no negatives of a query.
@@ -105,8 +108,12 @@ class ContrastiveObjective:
     ) -> dict[str, Tensor]:
         """Add ``scale`` times the gradient of the batch's loss to the parameters.
 
-        ``model`` maps a ``TokenBatch`` to unit vectors, and reads ``overhead`` tokens with each
-        text, such as a context; ``batch`` is this rank's share.
+        Args:
+            model: encoder that maps a ``TokenBatch`` to unit vectors.
+            batch: this rank's share of the batch.
+            key: random key of this batch on this rank.
+            scale: factor of the gradient: 1 / number of batches in a step.
+            overhead: number of tokens that the encoder reads with each text, such as a context.
 
         Returns:
             ``loss``, the mean over all ranks' queries; ``accuracy``, the share of queries whose

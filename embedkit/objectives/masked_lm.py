@@ -28,8 +28,12 @@ class MaskedLMObjective:
     ) -> dict[str, Tensor]:
         """Add ``scale`` times the gradient of the step's loss to the parameters.
 
-        ``model`` maps ``(tokens, positions, targets)`` to the summed loss and the number of correct
-        predictions; ``batch`` is this rank's share of the step.
+        Args:
+            model: module from ``(tokens, positions, targets)`` to the summed loss and the number of
+                correct predictions.
+            batch: this rank's share of the step.
+            key: random key of this step on this rank.
+            scale: factor of the gradient.
 
         Returns:
             ``loss``, the mean over the masked tokens of all ranks; ``accuracy``, the share of them
