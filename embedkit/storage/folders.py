@@ -4,9 +4,11 @@ A folder's marker, ``embedkit.json``, says what the folder holds, and has the SH
 that embedkit wrote there.
 """
 
+import glob
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -66,20 +68,22 @@ def whole_folder(folder: Path, kind: Kind) -> Iterator[Path]:
     Only what ``check_replaceable`` lets pass is replaced.
     """
     final = folder.resolve()
-    aside = final.with_name(f".{final.name}.embedkit-part")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{final.name}.embedkit-part-"
     # A killed process leaves its unfinished folder behind.
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    for left in final.parent.glob(f"{glob.escape(prefix)}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    # Two processes must not fill one folder, so that its name is unique.
+    aside = Path(tempfile.mkdtemp(prefix=prefix, dir=final.parent))
     try:
         yield aside
-        files = _files(aside)
-        hashes = {name: sha256_of_file(path) for name, path in files.items()}
+        hashes = {name: sha256_of_file(path) for name, path in _files(aside).items()}
         write_json(aside / MARKER, {"written_by": "embedkit", "holds": kind, "sha256": hashes})
-        # Only the owner could read the weights that safetensors has written.
+        # Only the owner could read the temporary folder, and the weights written by safetensors.
         mask = os.umask(0o077)
         os.umask(mask)
-        for path in files.values():
-            path.chmod(0o666 & ~mask)
+        for path in (aside, *aside.rglob("*")):
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
         check_replaceable(folder, kind)
         with set_aside(folder) as final:
             aside.rename(final)

@@ -71,7 +71,7 @@ def without_truncation(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 def lowercased(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Return a tokenizer that lowercases first, as sentence-transformers' do_lower_case does."""
-    backend = without_truncation(tokenizer)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         # Tokenizers in Python that can lowercase have a switch for it.
         vars(tokenizer)["do_lower_case"] = True
@@ -97,7 +97,8 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 def identity_of(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of all that decides the token ids of a text, and which ids are special."""
-    if (backend := without_truncation(tokenizer)) is not None:
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
         rules = _digest_of_rules(backend.to_str())
     else:
         # A tokenizer in Python exposes its vocabulary, but not its rules.
@@ -112,5 +113,8 @@ def identity_of(tokenizer: PreTrainedTokenizerBase) -> str:
 
 @lru_cache(maxsize=8)
 def _digest_of_rules(written: str) -> str:
-    # Cached, since sorting a vocabulary takes ten times as long as serializing it.
-    return sha256_of_json(json.loads(written))
+    """Return a hash of a tokenizer.json without truncation and padding, which every call sets.
+
+    It is cached, since sorting a vocabulary takes ten times as long as serializing it.
+    """
+    return sha256_of_json({**json.loads(written), "truncation": None, "padding": None})

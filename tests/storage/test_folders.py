@@ -141,6 +141,35 @@ def fail_in_its_place(folder: Path) -> None:
         raise OSError("no space left on device")
 
 
+def test_a_folder_written_twice_at_once_is_never_a_mixture(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    with whole_folder(model, "a model") as first, whole_folder(model, "a model") as second:
+        assert first != second
+        # The second writer has taken the first for a killed one, and cleared its folder away.
+        assert not first.exists()
+        (second / "weights").write_text("second")
+        first.mkdir()
+        (first / "README.md").write_text("first")
+        (first / "weights").write_text("first")
+    assert content(model).keys() == {"README.md", "weights", "embedkit.json"}
+    assert content(model)["weights"] == "first"
+
+
+@pytest.mark.parametrize(("mask", "modes"), [(0o022, (0o755, 0o644)), (0o077, (0o700, 0o600))])
+def test_a_folder_is_as_readable_as_the_user_wants(
+    mask: int, modes: tuple[int, int], tmp_path: Path
+) -> None:
+    before = os.umask(mask)
+    try:
+        with whole_folder(tmp_path / "model", "a model") as aside:
+            (aside / "part").mkdir()
+            (aside / "part" / "weights").touch(0o600)
+    finally:
+        os.umask(before)
+    paths = [tmp_path / "model", *(tmp_path / "model").rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in paths} == set(modes)
+
+
 def test_a_new_folder_that_fails_leaves_the_old_one(written: Path) -> None:
     before = content(written)
     fail_in_its_place(written)
@@ -164,14 +193,14 @@ def write_and_die(folder: Path, function: tuple[Any, str], number: int) -> None:
     write(folder, "new")
 
 
-# What a killed process has left is deleted first. The old folder is renamed, then the new one; at
-# the end the old one is deleted.
+# An older folder that a killed process has left is deleted first. The old folder is renamed, then
+# the new one; at the end the old one is deleted.
 @pytest.mark.parametrize(
     ("function", "number", "left"),
     [
         ((Path, "rename"), 1, "old"),
         ((Path, "rename"), 2, "old"),
-        ((shutil, "rmtree"), 3, "new"),
+        ((shutil, "rmtree"), 2, "new"),
     ],
 )
 def test_a_killed_replacement_is_undone_or_finished_by_the_next_one(

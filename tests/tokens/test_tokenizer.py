@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from embedkit.models import hub
 from embedkit.recipe import ModelSettings
 from embedkit.tokens.batch import TokenBatch
-from embedkit.tokens.tokenizer import Tokenize
+from embedkit.tokens.tokenizer import Tokenize, identity_of, lowercased, without_truncation
 
 LONG = "word " * 300
 QUERY = "Represent this sentence for searching: "
@@ -49,6 +50,22 @@ def test_what_the_file_says_is_switched_off() -> None:
     assert (backend.truncation is None, backend.padding is None) == (False, False)
     Tokenize(fresh)
     assert (backend.truncation, backend.padding) == (None, None)
+
+
+def test_identifying_a_tokenizer_changes_nothing() -> None:
+    fresh = real_tokenizer()
+    before = fresh.backend_tokenizer.to_str()
+    identity = identity_of(fresh)
+    assert fresh.backend_tokenizer.to_str() == before
+    without_truncation(fresh)
+    assert identity_of(fresh) == identity
+
+
+def test_a_lowercased_tokenizer_keeps_the_limits_of_its_file() -> None:
+    backend = real_tokenizer().backend_tokenizer
+    lower: Any = lowercased(real_tokenizer())
+    assert lower.backend_tokenizer.truncation == backend.truncation
+    assert lower.backend_tokenizer.padding == backend.padding
 
 
 def test_nothing_is_padded(tokenize: Tokenize) -> None:
