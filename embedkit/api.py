@@ -128,7 +128,13 @@ def pretrain(
 ) -> Path:
     """Pretrain a NeoBERT by masked language modelling. Under torchrun, on all ranks.
 
-    The arguments are those of ``finetune``; here ``sources`` are texts.
+    Args:
+        recipe: a value, a name under ``recipes/``, or a path.
+        output: the run's folder; by default ``runs/<recipe>``.
+        sources: texts by the names under which the recipe's mixture mentions them.
+        resume: continue the newest whole checkpoint in ``output``.
+        overwrite: replace the run in ``output``.
+        allow_world_size_change: resume on another number of ranks, with other rounding.
 
     Returns:
         The folder of the model, which ``finetune`` takes as backbone and, once
