@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -23,6 +22,7 @@ from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.load import one_stage
 from embedkit.storage.atomic import write_json
 from embedkit.storage.folders import whole_folder
+from embedkit.storage.versions import versions_of
 
 _PACKAGES = ("embedkit-neobert", "torch", "transformers")
 
@@ -125,6 +125,6 @@ def _mine(
         remark = f"Negatives of {records.name} by {plan['model']['name']}: see {RECORD}."
         manifest = pairs.with_suffix(".toml")
         write_manifest(manifest, records, pairs, output / pairs.name, settings, remark)
-        versions = {package: version(package) for package in _PACKAGES}
-        write_json(folder / RECORD, {"plan": plan, "versions": versions, "audit": asdict(audit)})
+        record = {"plan": plan, "versions": versions_of(_PACKAGES), "audit": asdict(audit)}
+        write_json(folder / RECORD, record)
     return audit

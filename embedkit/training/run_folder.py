@@ -4,7 +4,6 @@ import json
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from embedkit.recipe import Training
 from embedkit.recipe.load_recipes import with_new_names
 from embedkit.storage.atomic import aside_of, write_json, write_text
 from embedkit.storage.folders import check_replaceable, set_aside
+from embedkit.storage.versions import versions_of
 from embedkit.training import checkpoint
 
 _INERT = "data.workers", "data.batch_table", "logging.", "checkpoints.", "evaluation.", "held_out."
@@ -107,7 +107,7 @@ def describe(folder: RunFolder, recipe: Training, facts: Mapping[str, Any]) -> N
     if torch.cuda.is_available():
         hardware = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     record = {
-        "versions": {name: _version(name) for name in _PACKAGES},
+        "versions": versions_of(_PACKAGES),
         "python": platform.python_version(),
         "hardware": hardware,
         "threads": torch.get_num_threads(),
@@ -206,10 +206,3 @@ def _stated(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _stated(item) for key, item in value.items() if item is not None}
     return [_stated(item) for item in value] if isinstance(value, list) else value
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,6 +32,7 @@ from embedkit.evaluation.progress import print_line, progress_of, quiet_librarie
 from embedkit.evaluation.summary import Summary, TaskScore
 from embedkit.models.contextual.context import Context
 from embedkit.storage.hashing import sha256_of_json
+from embedkit.storage.versions import versions_of
 
 
 def evaluate(
@@ -82,7 +82,7 @@ def evaluate(
             print_line(progress.console, f"{name}: {outcome}")
             progress.advance(progress.task_ids[0])
     types = {task.metadata.name: str(task.metadata.type) for task in tasks}
-    versions = {name: version(name) for name in ("embedkit-neobert", "mteb", "torch")}
+    versions = versions_of(("embedkit-neobert", "mteb", "torch"))
     summary = Summary(wrapped.name, identity, dtype, types, scores, failed, versions)
     summary.write(output / "summary.json")
     return summary
@@ -111,16 +111,18 @@ class _Scorer:
                 task.unload_data()
 
     def _score(self, task: AbsTask) -> TaskScore:
-        metadata, encoder, identity = task.metadata, self.wrapped, self.identity
-        stored, default = encoder.prompts, encoder.default_prompt_name
-        contextual = isinstance(self.encoder, ContextualEncoder)
+        metadata = task.metadata
         prompts, origin = resolve_prompts(
-            task, stored, self.instructions, default=default, contextual=contextual
+            task,
+            self.encoder.prompts,
+            self.instructions,
+            default=self.encoder.default_prompt_name,
+            contextual=isinstance(self.encoder, ContextualEncoder),
         )
         # mteb finds a result by the model's name and revision alone, whatever the prompts and the
         # revision of the data.
         data = [metadata.revision, list(task.eval_splits), list(task.hf_subsets)]
-        contexts = {}
+        encoder, identity, contexts = self.wrapped, self.identity, {}
         if isinstance(self.encoder, ContextualEncoder):
             context = self.encoder.frozen or self._draw(self.encoder, task, prompts, data)
             encoder = self.around(self.encoder.within(context))
@@ -182,7 +184,8 @@ class _Scorer:
         mteb would keep the aggregate's result, and once a part has failed it keeps "no score" and
         does not try again.
         """
-        parts, failed = list[TaskScore](), list[str]()
+        parts: list[TaskScore] = []
+        failed: list[str] = []
         for part in leaves(task):
             try:
                 parts.append(self.score(part))
@@ -213,9 +216,13 @@ class _MtebEncoder:
 
     def __init__(self, encoder: TextEncoder, revision: str, prompts: Mapping[str, str]) -> None:
         self._encoder, self._prompts = encoder, prompts
-        named = {"name": f"embedkit/{encoder.name.replace('/', '_')}", "revision": revision}
-        compared = {"similarity_fn_name": ScoringFunction.COSINE}
-        self.mteb_model_meta = ModelMeta.create_empty(overwrites=named | compared)
+        self.mteb_model_meta = ModelMeta.create_empty(
+            overwrites={
+                "name": f"embedkit/{encoder.name.replace('/', '_')}",
+                "revision": revision,
+                "similarity_fn_name": ScoringFunction.COSINE,
+            }
+        )
 
     def encode(self, inputs: Any, *, prompt_type: PromptType | None = None, **_: Any) -> np.ndarray:
         """Embed each distinct text once, since 98 % of MindSmallReranking's queries are repeats."""
@@ -228,8 +235,10 @@ class _MtebEncoder:
 
 def _delete_if_torn(path: Path) -> None:
     """Delete a result that a kill has cut short, on which mteb would fail each time."""
+    if not path.exists():
+        return
     try:
-        json.loads(path.read_text(encoding="utf-8") if path.exists() else "{}")
+        json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         path.unlink()
 
