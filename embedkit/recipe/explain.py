@@ -16,7 +16,13 @@ from embedkit.recipe.pretrain_recipe import PretrainRecipe
 PAPER_RECIPES = ("neobert-1024", "neobert-4096", "unified", "cde-stage1", "cde-stage2")
 """The shipped recipes that follow a paper; their comments say where it leaves a value open."""
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-_WORDS = {"string": "text", "boolean": "true or false", "array": "list", "null": "unset"}
+_WORDS = {
+    "string": "text",
+    "boolean": "true or false",
+    "array": "list",
+    "null": "unset",
+    "object": "table",
+}
 
 Schema = Mapping[str, Any]
 Key = tuple[str, str, str]
@@ -37,15 +43,17 @@ def explain(key: str) -> str:
         schema = recipe.model_json_schema()
         known += _keys(kind, schema, schema["$defs"])
     paths = sorted({path for path, _, _ in known})
-    kinds: dict[str, list[str]] = {}
+    kinds_by_text: dict[str, list[str]] = {}
     for path, kind, text in known:
         if path == key:
-            kinds.setdefault(text, []).append(kind)
-    if not kinds and key in RENAMED:
+            kinds_by_text.setdefault(text, []).append(kind)
+    if not kinds_by_text and key in RENAMED:
         raise UserError(f"{key}: was renamed {RENAMED[key]}")
-    if not kinds:
+    if not kinds_by_text:
         raise UserError(f"{key}: no recipe has such a key{_near(key, paths)}")
-    pages = [f"{key} ({', '.join(dict.fromkeys(own))})\n{text}\n" for text, own in kinds.items()]
+    pages = []
+    for text, kinds in kinds_by_text.items():
+        pages.append(f"{key} ({', '.join(dict.fromkeys(kinds))})\n{text}\n")
     if not any(path.startswith(f"{key}.") for path in paths):
         pages += _evidence(key)
     return "\n".join(pages)
@@ -62,8 +70,8 @@ def _keys(kind: str, table: Schema, sections: Schema, prefix: str = "") -> Itera
         if not keys:
             required = name in table.get("required", ())
             lines[0] += ", required" if required else f", default {_toml(field.get('default'))}"
-        if "description" in described:
-            lines.append(textwrap.fill(described["description"].replace("``", ""), 96))
+        if description := described.get("description"):
+            lines.append(textwrap.fill(description.replace("``", ""), 96))
         if keys:
             listed = f"keys: {', '.join(keys)}"
             lines.append(textwrap.fill(listed, 94, subsequent_indent=" " * 6))
@@ -92,7 +100,7 @@ def _type(schema: Schema) -> str:
     if schema.get("type") == "array" and "items" in schema:
         return f"list of: {_type(schema['items'])}"
     bounds = [f"{sign} {schema[name]:g}" for name, sign in _BOUNDS.items() if name in schema]
-    type_ = schema.get("type", "table")
+    type_ = schema.get("type", "object")
     return f"{_WORDS.get(type_, type_)} {' and '.join(bounds)}".rstrip()
 
 

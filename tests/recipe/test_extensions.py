@@ -65,6 +65,7 @@ def test_a_registered_section_is_in_the_schema_and_explained(
 ) -> None:
     module = f"mine_{len(kind)}"
     code = SECTION.replace('kind: Literal["mine"] = "mine"', kind)
+    code += "    weights: dict[str, float] = {'a': 0.5}\n    ''\n"
     register(tmp_path / "site", "first", f"{module}:Mine", code)
     monkeypatch.syspath_prepend(tmp_path / "site")
     schema = Recipe.model_json_schema()
@@ -77,6 +78,9 @@ def test_a_registered_section_is_in_the_schema_and_explained(
     ):
         found = violations(TABLES | {"objective": objective}, schema, schema)
         assert bool(found) == bool(mistakes), (objective, found)
+    assert explain("objective.weights") == (
+        'objective.weights (fine-tuning, objective.kind = mine)\n  table, default {"a": 0.5}\n'
+    )
     assert explain("objective.strength").splitlines()[:2] == [
         "objective.strength (fine-tuning, objective.kind = mine)",
         "  number, default 1.0",
