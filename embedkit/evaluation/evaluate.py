@@ -105,7 +105,8 @@ def estimate(
     settings = from_arguments(EvaluationSettings, options)
     resolved = None if recipe is None else as_recipe(recipe)
     subject = opened(model, dtype=settings.dtype).to(distributed.local_device())
-    encoder, documents = _encoder(subject, settings), None
+    encoder = _encoder(subject, settings)
+    documents = None
     if isinstance(encoder, ContextualEncoder) and encoder.frozen is None:
         documents = encoder.num_documents
     with tempfile.TemporaryDirectory() as folder:
@@ -146,8 +147,10 @@ def _encoder(model: EmbeddingModel, settings: EvaluationSettings) -> Distributed
     documents, seed = settings.context_documents, settings.context_seed
     if isinstance(model, Contextual) and model.frozen is None:
         return ContextualEncoder(model, seed=seed or 0, num_documents=documents)
-    frozen, single = "a frozen context, of which all is settled", "one stage and reads no context"
-    mistake = f"{model.name} has {frozen if model.frozen else single}; leave it out"
+    reason = "one stage and reads no context"
+    if isinstance(model, Contextual):
+        reason = "a frozen context, of which all is settled"
+    mistake = f"{model.name} has {reason}; leave it out"
     asked = {"context_documents": documents, "context_seed": seed}
     if given := [(name, mistake) for name, value in asked.items() if value is not None]:
         raise ArgumentError(*given)

@@ -57,6 +57,7 @@ class Row:
 
     @property
     def means(self) -> Mapping[str, float]:
+        """The mean of each type, and that of all tasks as ``average``."""
         return {**self.types, "average": self.average}
 
 
@@ -73,6 +74,7 @@ class Comparison:
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """Keys of ``Row.means`` in the order of a table's columns."""
         return (*self.types, "average")
 
     def best(self, column: str) -> float | None:
@@ -89,8 +91,8 @@ def read_run(folder: Path) -> tuple[str, Summary]:
     """
     whole, within = folder.resolve(), folder.resolve().parent
     # An evaluation within a run is named after both.
-    own = f"{within.parent.name} {whole.name}" if within.name == "eval" else whole.name
-    for name, path in ((own, folder), (whole.name, folder / "eval" / "after")):
+    evaluation = f"{within.parent.name} {whole.name}" if within.name == "eval" else whole.name
+    for name, path in ((evaluation, folder), (whole.name, folder / "eval" / "after")):
         summary = path / "summary.json"
         if summary.is_file():
             try:
@@ -210,9 +212,10 @@ def as_latex(comparison: Comparison) -> str:
     published = None
     for row, (name, *cells) in zip(comparison.rows, rows, strict=True):
         # A rule stands above the runs, and another one above the published rows.
-        lines += [r"\midrule"] if row.published is not published else []
+        if row.published is not published:
+            lines.append(r"\midrule")
+            published = row.published
         lines.append(" & ".join([name.translate(special), *cells]) + r" \\")
-        published = row.published
     notes = [f"% {note}" for note in _notes(comparison)]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
 
@@ -225,7 +228,8 @@ def as_csv(comparison: Comparison) -> str:
     ends = ["difference", "difference_low", "difference_high", "tasks", "published", "best"]
     writer.writerow(["model", *columns, *ends])
     for row in comparison.rows:
-        bounds, tasks = row.difference or [None] * 3, None if row.published else comparison.tasks
+        bounds = row.difference or (None, None, None)
+        tasks = None if row.published else comparison.tasks
         best = " ".join(column for column in columns if _is_best(comparison, row, column))
         values = map(row.means.get, columns)
         writer.writerow([row.name, *values, *bounds, tasks, row.published, best])
@@ -240,14 +244,15 @@ def _cells(comparison: Comparison, best: str) -> list[list[str]]:
     types = [_SHORT.get(type_, type_) for type_ in comparison.types]
     table = [["model", *types, "average", f"difference [{100 * LEVEL:.0f} %]"]]
     for row in comparison.rows:
-        table.append([f"{row.name} (paper)" if row.published else row.name])
+        cells = [f"{row.name} (paper)" if row.published else row.name]
         decimals = 1 if row.published else 2  # The paper prints one decimal.
         for column in comparison.columns:
             value = row.means.get(column)
             shown = "-" if value is None else f"{value:.{decimals}f}"
-            table[-1].append(best.format(shown) if _is_best(comparison, row, column) else shown)
+            cells.append(best.format(shown) if _is_best(comparison, row, column) else shown)
         change = row.difference
-        table[-1].append("{:+.2f} [{:+.2f}, {:+.2f}]".format(*change) if change else "-")
+        cells.append("{:+.2f} [{:+.2f}, {:+.2f}]".format(*change) if change else "-")
+        table.append(cells)
     return table
 
 

@@ -43,11 +43,13 @@ def resolve_prompts(
     name, folder_prompts = task.metadata.name, getattr(task, "own_prompts", None)
     origin: Origin = "the model's own"
     if folder_prompts:
-        origin, by_side = "the task folder's own", {s: folder_prompts.get(s, "") for s in sides}
+        origin = "the task folder's own"
+        by_side = {side: folder_prompts.get(side, "") for side in sides}
     elif contextual and (by_use := _by_use(task, stored)):
         by_side = {side: by_use[side] for side in sides}
     elif name in instructions and folder_prompts is None:
-        origin, by_side = "the paper's", dict.fromkeys(sides, instructions[name])
+        origin = "the paper's"
+        by_side = dict.fromkeys(sides, instructions[name])
     else:
         by_side = {side: _as_mteb_does(task, side, stored, default) for side in sides}
     return Prompts(by_side, origin if any(by_side.values()) else "none")

@@ -114,7 +114,6 @@ def _tables(task: AbsTask) -> Iterator[_Table]:
             yield "query", data["queries"].select(judged), ("text", "instruction")
             yield "document", data["corpus"], ("title", "text")
             continue
-        rows = _splits(task, subset)[split]
         columns: tuple[Any, ...]
         if isinstance(task, AbsTaskClassification):
             _, train, columns = _train_table(task, subset)
@@ -131,7 +130,8 @@ def _tables(task: AbsTask) -> Iterator[_Table]:
         else:
             type_ = task.metadata.type
             raise DataError(f"{task.metadata.name}: texts of {type_} cannot be counted")
-        yield from (("text", rows, (str(column),)) for column in columns)
+        for column in columns:
+            yield "text", _splits(task, subset)[split], (str(column),)
 
 
 def _train_table(task: AbsTaskClassification, subset: str) -> _Table:

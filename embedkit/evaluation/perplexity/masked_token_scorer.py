@@ -33,9 +33,13 @@ class MaskedTokenScorer:
     @property
     def identity(self) -> str:
         """SHA-256 of all that a loss depends on: weights, config, mask id and autocast dtype."""
-        weights, config = sha256_of(self._model.state_dict()), shape_of(self._model)
-        settings = {"mask": self._mask_id, "autocast": str(self._autocast)}
-        return sha256_of_json({"weights": weights, "config": config, **settings}, default=str)
+        settings = {
+            "weights": sha256_of(self._model.state_dict()),
+            "config": shape_of(self._model),
+            "mask": self._mask_id,
+            "autocast": str(self._autocast),
+        }
+        return sha256_of_json(settings, default=str)
 
     @torch.inference_mode()
     def losses(self, ids: Tensor, positions: Tensor) -> Tensor:

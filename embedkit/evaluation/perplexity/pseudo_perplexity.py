@@ -73,11 +73,14 @@ def evaluate_perplexity(
     # All is opened and checked before anything is scored, which may take hours.
     subjects = [_open(name, data, settings) for name in models]
     results = ResultFile(Path(output) / "documents.jsonl")
-    points, names = [], [hub.display_name(typed) for typed in models]
+    points = []
+    displayed = [hub.display_name(typed) for typed in models]
     total = sum(len(documents) for *_, lengths in subjects for documents in lengths.values())
     with progress_of(total, console) as progress:
-        for typed, name, (model, mask_id, lengths) in zip(models, names, subjects, strict=True):
-            name = typed if names.count(name) > 1 else name
+        for typed, shown, (model, mask_id, lengths) in zip(
+            models, displayed, subjects, strict=True
+        ):
+            name = typed if displayed.count(shown) > 1 else shown
             nn.Module.to(model, device)
             scorer = MaskedTokenScorer(model, mask_id, autocast=autocast)
             identity = scorer.identity
@@ -113,9 +116,16 @@ class _Document(NamedTuple):
 
     def scored(self, scorer: MaskedTokenScorer, key: str, model: str) -> Scored:
         losses = scorer.losses(self.ids, self.positions)
-        variance = float(losses.var()) if len(losses) > 1 else 0.0
-        sizes = len(self.ids), self.number, self.maskable, len(losses)
-        return Scored(key, model, *sizes, float(losses.mean()), variance)
+        return Scored(
+            key=key,
+            model=model,
+            length=len(self.ids),
+            document=self.number,
+            maskable=self.maskable,
+            positions=len(losses),
+            loss=float(losses.mean()),
+            variance=float(losses.var()) if len(losses) > 1 else 0.0,
+        )
 
 
 def _open(

@@ -16,7 +16,7 @@ from embedkit.evaluation.task_folders.files import Check, Row, read_rows
 
 _QRELS = {"query-id": files.string, "corpus-id": files.string, "score": files.relevance}
 _LABELLED = {"text": files.string, "label": files.label}
-"""Collections of reviews hold empty texts, and mteb's own data sets are scored with them."""
+"""A labelled text may be empty, as in mteb's own data sets, which are scored with such texts."""
 
 
 def retrieval(folder: Path) -> dict[str, Any]:
@@ -152,8 +152,9 @@ def summarization(folder: Path) -> dict[str, Any]:
 
 
 def _splits(**rows: list[dict[str, Any]]) -> dict[str, Any]:
-    splits = {split: Dataset.from_list(each) for split, each in rows.items()}
-    return {"dataset": DatasetDict(splits)}
+    return {
+        "dataset": DatasetDict({name: Dataset.from_list(split) for name, split in rows.items()})
+    }
 
 
 def _score_range(path: Path, key: str, groups: list[list[float]]) -> dict[str, float]:

@@ -91,8 +91,9 @@ def _tasks(folder: Path) -> list[AbsTask]:
     if wanted not in known:
         raise DataError(f"{path}: type must be one of {', '.join(known)} (got {wanted!r})")
     name, kinds = folder.resolve().name, wanted.split("+")
-    names = [f"{name}_{kind}" for kind in kinds] if len(kinds) > 1 else [name]
-    return [_task(folder, *each, settings) for each in zip(names, kinds, strict=True)]
+    if len(kinds) == 1:
+        return [_task(folder, name, wanted, settings)]
+    return [_task(folder, f"{name}_{kind}", kind, settings) for kind in kinds]
 
 
 def _task(folder: Path, name: str, wanted: str, settings: Mapping[str, Any]) -> AbsTask:
