@@ -20,7 +20,10 @@ def progress_bar(
     A string is a column in the format of rich, such as ``{task.description}``, without markup.
     Without a terminal, no bar is drawn.
     """
-    parts = (progress.TextColumn(c, markup=False) if isinstance(c, str) else c for c in columns)
+    parts = [
+        progress.TextColumn(column, markup=False) if isinstance(column, str) else column
+        for column in columns
+    ]
     console = console or Console(stderr=True)
     hidden = not (console.is_terminal and is_main())
     return progress.Progress(*parts, console=console, transient=True, disable=hidden)

@@ -72,9 +72,10 @@ class TextMixture:
         table = Table("source", *(Column(head, justify="right") for head in heads))
         drawn = zip(self.sources, self.shares, self.sampler.passes(), strict=True)
         for source, share, passes in drawn:
-            rows, held_out = source.rows, source.held_out or ()
-            sizes = [f"{n:,}" for n in (rows.documents, rows.tokens, len(rows), len(held_out))]
-            table.add_row(source.name, *sizes, f"{share:.1%}", f"{passes:.2f}")
+            rows = source.rows
+            sizes = (rows.documents, rows.tokens, len(rows), len(source.held_out or ()))
+            numbers = [f"{size:,}" for size in sizes]
+            table.add_row(source.name, *numbers, f"{share:.1%}", f"{passes:.2f}")
         return table
 
 
@@ -143,7 +144,11 @@ def open_text_mixture(
 
 
 def texts_of(recipe: PretrainRecipe, given: Mapping[str, Texts] | None = None) -> dict[str, Texts]:
-    """Return the texts of a recipe by the manifests of its mixture, without opening them."""
+    """Return the texts of a recipe by the manifests of its mixture, without opening them.
+
+    Raises:
+        UserError: there is no such manifest, or ``given`` has what the recipe does not mention.
+    """
     given = given or {}
     return {
         name: given[name].renamed(name) if name in given else Texts.from_manifest(name)

@@ -26,14 +26,15 @@ def prepare_texts(
     """
     if sample is not None:
         raise ArgumentError(("sample", f"text is tokenized whole; leave it out (got {sample})"))
-    loaded, rows = load_tokenizer(tokenizer), []
+    loaded = load_tokenizer(tokenizer)
     # A document's length counts the special tokens around it.
     framing = Vocabulary.of(loaded).framing
+    rows = []
     for text in texts:
         source = prepare(text, loaded)
         lengths = stored_lengths(source.train, framing)
         held_out = f"{len(source.held_out):,}" if source.held_out else "none"
         sizes = [f"{len(source.train):,}", f"{source.train.num_tokens:,}", held_out]
-        rows.append([source.name, *sizes, *(f"{lengths[each]:,}" for each in SHOWN_QUANTILES)])
+        rows.append([source.name, *sizes, *(f"{lengths[share]:,}" for share in SHOWN_QUANTILES)])
     heads = ["source", "documents", "tokens", "held out", "median", "95 %", "longest"]
     yield plain_table(heads, rows, title=f"token ids by {tokenizer}, and lengths of documents")

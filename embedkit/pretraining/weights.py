@@ -24,7 +24,11 @@ _UNSEEN = ("num_attention_heads", "norm", "norm_eps")
 def random_network(
     recipe: PretrainRecipe, tokenizer: PreTrainedTokenizerBase
 ) -> NeoBERTForMaskedLM:
-    """Return the recipe's architecture with random weights, the same at every call."""
+    """Return the recipe's architecture with random weights, the same at every call.
+
+    Raises:
+        UserError: ``model.vocab_size`` is less than the tokenizer needs.
+    """
     vocabulary = recipe.model.vocab_size or len(tokenizer)
     if vocabulary < len(tokenizer):
         raise UserError(
@@ -61,7 +65,8 @@ def stored_weights(recipe: PretrainRecipe) -> Mapping[str, Tensor] | None:
     """
     if recipe.init_from is None:
         return None
-    folder, newest = Path(hub.resolve(recipe.init_from)), None
+    folder = Path(hub.resolve(recipe.init_from))
+    newest = None
     if (folder / "run.json").is_file():
         newest, broken = checkpoint.newest(folder / "checkpoints")
         folder = folder / "model"
@@ -71,8 +76,8 @@ def stored_weights(recipe: PretrainRecipe) -> Mapping[str, Tensor] | None:
                 f"restore it from a backup, or pass {folder}"
             )
     if newest is not None:
-        model, steps = newest.facts["recipe"]["model"], newest.facts["recipe"]["steps"]
-        _check_settings(recipe, model)
+        steps = newest.facts["recipe"]["steps"]
+        _check_settings(recipe, newest.facts["recipe"]["model"])
         if newest.step < steps and distributed.is_main():
             warnings.warn(
                 f"init_from = {recipe.init_from}: its run has come to step {newest.step} of "
@@ -97,7 +102,11 @@ def _check_settings(recipe: PretrainRecipe, theirs: Mapping[str, object]) -> Non
 
 
 def fill(network: NeoBERTForMaskedLM, weights: Mapping[str, Tensor], origin: str) -> None:
-    """Load the weights of ``init_from = origin``, whose names and shapes have to be those here."""
+    """Load the weights of ``init_from = origin`` into ``network``.
+
+    Raises:
+        UserError: names or shapes differ from the network's.
+    """
     ours = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if differing := [name for name in ours | theirs if ours.get(name) != theirs.get(name)]:

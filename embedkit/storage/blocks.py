@@ -123,7 +123,10 @@ class KeyedBlock:
 
     The file holds a digest of head and keys, the head (a digest of the vectors, their number and
     width), the keys and the vectors. Head and keys are verified when the file is opened, and the
-    vectors when they are first read: DamagedBlockError says that they are not what was written.
+    vectors when they are first read.
+
+    Raises:
+        DamagedBlockError: the file is not what was written, or cannot be read.
     """
 
     _SIZES = struct.Struct("<QQ")

@@ -30,7 +30,10 @@ def check_replaceable(folder: Path, kind: Kind) -> None:
     """Verify that replacing ``folder`` would lose only what embedkit wrote; change nothing.
 
     A folder may be replaced if it is missing or empty, or if its marker says ``kind`` and every
-    file in it is as embedkit wrote it. A UserError names what a replacement would lose.
+    file in it is as embedkit wrote it.
+
+    Raises:
+        UserError: names what a replacement would lose.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; choose another --output")
@@ -65,7 +68,8 @@ def check_replaceable(folder: Path, kind: Kind) -> None:
 def whole_folder(folder: Path, kind: Kind) -> Iterator[Path]:
     """Lend a folder that is marked and takes the place of ``folder`` once the block succeeds.
 
-    Only what ``check_replaceable`` lets pass is replaced.
+    Raises:
+        UserError: ``folder`` may not be replaced; see ``check_replaceable``.
     """
     final = folder.resolve()
     final.parent.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,11 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """Return the vocabulary of a tokenizer, which needs a mask token and a tokenizer.json."""
+        """Return the vocabulary of ``tokenizer``.
+
+        Raises:
+            UserError: the tokenizer has no mask token, or is written in Python.
+        """
         if tokenizer.mask_token_id is None:
             raise UserError(
                 f"{tokenizer.name_or_path}: the tokenizer has no mask token, without which nothing "
@@ -40,8 +44,8 @@ class Vocabulary:
         backend = backend_of(tokenizer)
         bare = backend.encode("a", add_special_tokens=False).ids
         whole = backend.encode("a").ids
-        places = range(len(whole) - len(bare) + 1)
-        start = next(n for n in places if whole[n : n + len(bare)] == bare)
+        starts = range(len(whole) - len(bare) + 1)
+        start = next(first for first in starts if whole[first : first + len(bare)] == bare)
         return cls(
             size=int(ids[-1]) + 1,
             mask=int(tokenizer.mask_token_id),
@@ -58,7 +62,11 @@ class Vocabulary:
 
 
 def backend_of(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return a ``tokenizers.Tokenizer`` that does not truncate; refuse tokenizers in Python."""
+    """Return the tokenizer's backend (``tokenizers.Tokenizer``), with truncation and padding off.
+
+    Raises:
+        UserError: the tokenizer is written in Python and has no backend.
+    """
     backend = without_truncation(tokenizer)
     if backend is None:
         raise UserError(

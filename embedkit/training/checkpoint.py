@@ -65,11 +65,11 @@ def captured(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     if sharding.is_sharded(model):
         weights, states = sharding.whole_state(model, optimizer)
     elif distributed.is_main():
-        frozen, parameters = _frozen(model), dict(model.named_parameters())
-        # Tied weights share memory, which safetensors refuses, so that every name gets a copy.
+        frozen = _frozen(model)
         kept = {name: t for name, t in model.state_dict().items() if name not in frozen}
+        # Tied weights share memory, which safetensors refuses, so that every name gets a copy.
         weights = {name: tensor.cpu().clone() for name, tensor in kept.items()}
-        states = {name: optimizer.state.get(p, {}) for name, p in parameters.items()}
+        states = {name: optimizer.state.get(p, {}) for name, p in model.named_parameters()}
     else:
         return State({}, {})
     moments = {f"{name}/{key}": t for name, state in states.items() for key, t in state.items()}
@@ -126,7 +126,8 @@ def newest(root: Path) -> tuple[Checkpoint | None, Sequence[BrokenCheckpointErro
     """
     broken: list[BrokenCheckpointError] = []
     with _readable(root):
-        folders, aside = _folders(root), sorted(root.glob(f"{_ASIDE}step-*"))
+        folders = _folders(root)
+        aside = sorted(root.glob(f"{_ASIDE}step-*"))
     for folder in reversed(folders):
         try:
             return read(folder), broken
@@ -144,7 +145,8 @@ def read(folder: Path) -> Checkpoint:
     """
     with _readable(folder):
         try:
-            hashes, present = None, {path.name for path in folder.iterdir()} - {_HASHES}
+            present = {path.name for path in folder.iterdir()} - {_HASHES}
+            hashes = None
             with suppress(ValueError):
                 hashes = json.loads((folder / _HASHES).read_bytes())
             if not isinstance(hashes, dict):
@@ -165,7 +167,8 @@ def read(folder: Path) -> Checkpoint:
 
 def set_aside(folder: Path) -> Path:
     """Rename a damaged checkpoint, so that it is kept and its name is free; return its new path."""
-    free, number = folder.with_name(f"{_ASIDE}{folder.name}"), 1
+    number = 1
+    free = folder.with_name(f"{_ASIDE}{folder.name}")
     while free.exists():
         number += 1
         free = folder.with_name(f"{_ASIDE}{folder.name}-{number}")

@@ -17,6 +17,7 @@ class StopRequest:
 
     _SIGNALS = (signal.SIGTERM, signal.SIGINT)
     _ONE_REQUEST = 2.0
+    """Seconds after the first signal in which further ones count as the same request."""
 
     def __init__(self) -> None:
         self.asked = False

@@ -191,7 +191,8 @@ def _refuse_changes(
     changes = differences(_stated(with_new_names(old, "the run")[0]), _stated(new))
     changes = [change for change in changes if not change.startswith(inert)]
     for kind in ("sources", "model"):
-        before, after = ({k: v[:12] for k, v in facts[kind].items()} for facts in (then, now))
+        before = {name: digest[:12] for name, digest in then[kind].items()}
+        after = {name: digest[:12] for name, digest in now[kind].items()}
         changes += differences(before, after, kind)
     changes += differences(then.get("extensions", {}), now.get("extensions", {}), "extensions")
     if changes:
