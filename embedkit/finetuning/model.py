@@ -29,10 +29,10 @@ def load(
     Raises:
         UserError: there is no such model, or it cannot be trained as the recipe says.
     """
+    model: Embedder | Contextual
     if recipe.context is not None and is_contextual(recipe.model):
-        model: Embedder | Contextual = load_contextual(
-            recipe.model, autocast=autocast, device=device
-        )
+        model = load_contextual(recipe.model, autocast=autocast, device=device)
+        _check_stages(recipe, model)
     else:
         model = hub.load(recipe.model, settings=recipe.embedder, autocast=autocast, device=device)
     backbone = model.second if isinstance(model, Contextual) else model.backbone
@@ -49,7 +49,6 @@ def load(
             f"said by a mask, and this kernel takes none; set one of {', '.join(KERNELS)}"
         )
     if isinstance(model, Contextual):
-        _check_stages(recipe, model)
         if attention:
             for encoder in {model.first, model.second}:
                 assert encoder is not None
