@@ -81,16 +81,17 @@ class NeoBERTBackbone(Backbone):
     def forward(self, tokens: TokenBatch, prefix: Prefix | None = None) -> Tensor:
         if prefix is None:
             return self.model.encode_tokens(tokens)
-        lengths, words = tokens.lengths, self.model.encoder(tokens.ids)
-        texts = words.split(lengths.tolist())
-        # Each sequence consists of its rows of the prefix, then its tokens.
+        words = self.model.encoder(tokens.ids)
+        texts = words.split(tokens.lengths.tolist())
+        # Rows of the prefix and of a text take turns.
         embeddings, positions = [], []
         for vectors, text in zip(prefix.vectors.to(words.dtype), texts, strict=True):
             embeddings += [vectors, text]
             positions += [prefix.positions, prefix.text_start + torch.arange(len(text))]
-        whole = lengths + prefix.length
-        states = self.model.encode_embeddings(torch.cat(embeddings), whole, torch.cat(positions))
-        return torch.cat([each[prefix.length :] for each in states.split(whole.tolist())])
+        states = self.model.encode_embeddings(
+            torch.cat(embeddings), tokens.lengths + prefix.length, torch.cat(positions)
+        )
+        return torch.cat(states.split([len(rows) for rows in embeddings])[1::2])
 
 
 def absolute_positions(model: nn.Module) -> int | None:

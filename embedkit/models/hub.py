@@ -88,8 +88,10 @@ def load(
         UserError: there is no such model, it has parts that embedkit does not know, or its weights
             do not match its config.json.
     """
-    settings, device = settings or ModelSettings(), device or torch.device("cpu")
-    stored, tokenizer = read_stored(resolve(model)), load_tokenizer(model)
+    settings = settings or ModelSettings()
+    device = device or torch.device("cpu")
+    stored = read_stored(resolve(model))
+    tokenizer = load_tokenizer(model)
     backbone = _backbone(model, tokenizer, settings.attention, device, autocast)
     limit = _position_limit(backbone.model, tokenizer)
     chosen = settings.include_prompt
@@ -188,11 +190,11 @@ def _backbone(
     else:
         chosen = attention or _fastest(config, device, autocast)
         # AutoModel takes a T5's decoder too, without which encoders are published.
-        has_decoder = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
-        kind = AutoModelForTextEncoding if has_decoder else AutoModel
+        encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
+        kind = AutoModelForTextEncoding if encodes else AutoModel
         loaded = load_whole(kind, encoder, model, config, attention=chosen)
         backbone = backbone_of(loaded, tokenizer)
-    if attention:
+    if attention and isinstance(backbone, NeoBERTBackbone):
         backbone.model.set_attn_implementation(attention)
     return backbone
 

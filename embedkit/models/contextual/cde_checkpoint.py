@@ -100,7 +100,9 @@ def converted(
         "first": first.to_dict(),
         "second": second.to_dict(),
     }
-    return description, {f"{stage}{k}": w for stage, part in named.items() for k, w in part.items()}
+    return description, {
+        f"{prefix}{name}": weight for prefix, part in named.items() for name, weight in part.items()
+    }
 
 
 def _soft_prompts(weights: Mapping[str, Tensor]) -> Tensor:

@@ -76,12 +76,17 @@ def write_contextual(
 
 
 def _code() -> str:
-    """Return ``modeling_contextual`` with the code of ``prefix`` in place of its import."""
+    """Return ``modeling_contextual`` with the code of ``prefix``, imports included, in it."""
     module, prefix = (
         Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
         for name in (_CODE, "prefix")
     )
-    return re.sub(r"from embedkit.*\n", lambda _: prefix, module)
+    before, after = re.split(r"\nfrom embedkit.*\n", module)
+    header, code = prefix.split("\n\n\n", 1)
+    _, imports = header.split('\n"""\n\n')
+    present = before.splitlines()
+    missing = [line for line in imports.splitlines() if line not in present]
+    return before + "\n".join(missing) + f"\n\n\n{code}{after}"
 
 
 def _stock(backbone: Backbone, name: str) -> PreTrainedModel:

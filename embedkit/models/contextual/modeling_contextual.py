@@ -13,8 +13,10 @@ Vectors of different contexts cannot be compared. If the folder holds a frozen c
 Shapes: J slots for documents, B texts of L columns, D features.
 """
 
+import json
 from collections.abc import Sequence
 from copy import deepcopy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -154,12 +156,11 @@ class ContextualModule(InputModule):
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Write config, weights and tokenizer; sentence-transformers adds the file of this code."""
-        self.save_config(output_path)
+        config = self.config | {"max_seq_length": self.max_seq_length}
+        text = json.dumps(config, indent=2) + "\n"
+        (Path(output_path) / "config.json").write_text(text, encoding="utf-8")
         self.save_torch_weights(output_path)
         self.save_tokenizer(output_path)
-
-    def get_config_dict(self) -> dict[str, Any]:
-        return self.config | {"max_seq_length": self.max_seq_length}
 
     def _prompt_length(self, prompt: str | None) -> int:
         """Return the number of tokens before the text, an opening special token included, or 0."""

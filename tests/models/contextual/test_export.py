@@ -1,5 +1,6 @@
 """A folder that sentence-transformers opens, where embedkit is and where it is not."""
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,7 @@ def test_padding_and_batch_mates_do_not_matter_there_either(plain: Path) -> None
     np.testing.assert_allclose(theirs.encode(TEXTS, dataset_embeddings=context), one, atol=1e-5)
     assert theirs.get_embedding_dimension() == 16
     assert theirs.max_seq_length == 60
+    assert "transformers_version" not in repr(theirs)
 
 
 def test_one_text_has_one_vector_there_too(plain: Path) -> None:
@@ -213,7 +215,13 @@ def test_one_text_has_one_vector_there_too(plain: Path) -> None:
 
 def test_the_folder_holds_one_file_of_code(plain: Path) -> None:
     assert [path.name for path in plain.rglob("*.py")] == ["modeling_contextual.py"]
-    assert "embedkit." not in (plain / "modeling_contextual.py").read_text()
+    code = (plain / "modeling_contextual.py").read_text()
+    assert "embedkit." not in code
+    statements = ast.parse(code).body[1:]
+    imports = [part for part in statements if isinstance(part, ast.Import | ast.ImportFrom)]
+    assert statements[: len(imports)] == imports
+    assert len({ast.unparse(part) for part in imports}) == len(imports)
+    assert not any(isinstance(part, ast.Expr) for part in statements)
 
 
 def test_a_context_of_another_model_is_not_frozen(tmp_path: Path) -> None:
