@@ -49,14 +49,16 @@ def update(path: Path, ids: Iterable[str], *, upgrade: bool = False) -> dict[str
 def lock_sources(names: Sequence[str] = (), *, upgrade: bool = False) -> dict[str, str]:
     """Pin the hub's data sets that manifests leave open at their newest commits.
 
-    Returns the commits of all data sets in the lock of the shipped manifests, by id, as ``update``.
-
     Args:
         names: names of manifests, or their paths; by default all that come with embedkit.
         upgrade: also ask for the newest commits of what is pinned already.
 
+    Returns:
+        The commit of every data set that is pinned now, by its id.
+
     Raises:
-        UserError: there is no such manifest, or as for ``update``.
+        UserError: there is no such manifest, the hub cannot be reached, or the file of commits
+            cannot be written.
     """
     sources = [load_any_manifest(name).source for name in names or names_in(FOLDER)]
     ids = [source.id for source in sources if isinstance(source, HubSource) and not source.revision]

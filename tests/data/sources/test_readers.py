@@ -6,6 +6,7 @@ from embedkit.data.pairs.records import open_records
 from embedkit.data.sources.readers.docstring import DocstringReader
 from embedkit.data.sources.readers.icd import IcdReader
 from embedkit.data.sources.readers.obo import OboReader
+from embedkit.data.sources.readers.siblings import negatives_of
 from embedkit.errors import DataError
 
 OBO = r"""format-version: 1.2
@@ -123,6 +124,13 @@ def test_a_file_without_terms_is_no_obo(tmp_path: Path) -> None:
     (tmp_path / "x.obo").write_text("hello\n")
     with pytest.raises(DataError, match="is this an OBO file"):
         list(OboReader(kind="obo", relation="definition").read(tmp_path / "x.obo"))
+
+
+def test_a_large_family_is_read_no_further_than_for_the_negatives() -> None:
+    family = (("same" if number < 2 else f"text {number}", f"c{number}") for number in range(100))
+    assert negatives_of("text 2", family, 2) == {"same": "c0", "text 3": "c3"}
+    assert next(family)[0] == "text 5"
+    assert negatives_of("text 2", family, 0) == {}
 
 
 def test_icd_inclusion_terms_have_the_titles_of_sibling_codes_as_negatives(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import NonNegativeInt, PositiveInt
 
 from embedkit.data.manifests.readers import Reader
-from embedkit.data.sources.readers.siblings import row_of
+from embedkit.data.sources.readers.siblings import negatives_of, row_of
 from embedkit.errors import DataError
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -49,8 +49,9 @@ class DocstringReader(Reader):
                     continue
                 nearest = sorted(range(len(functions)), key=lambda n: (abs(n - index), n))
                 near = ((functions[n].code, module) for n in nearest)
+                negatives = negatives_of(function.code, near, self.siblings)
                 id_ = f"{module}.{function.name}"
-                row = row_of(function.summary, function.code, id_, near, self.siblings)
+                row = row_of(function.summary, function.code, id_, negatives)
                 yield {**row, "module": module}
 
 

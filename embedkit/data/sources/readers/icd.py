@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from pydantic import NonNegativeInt
 
 from embedkit.data.manifests.readers import Reader
-from embedkit.data.sources.readers.siblings import others, row_of
+from embedkit.data.sources.readers.siblings import negatives_of, others, row_of
 from embedkit.errors import DataError
 
 
@@ -51,15 +51,16 @@ def _codes(
     """Yield the rows of a code and of all codes below it."""
     name, title = _text(code, "name"), _text(code, "desc")
     # The concepts are categories, such as A00 for the code A00.1.
-    near = [
+    near = (
         (_text(other, "desc"), _text(other, "name").split(".", 1)[0])
         for other in others(family, code)
-    ]
+    )
+    negatives = negatives_of(title, near, siblings)
     notes = ("".join(note.itertext()) for note in code.findall("inclusionTerm/note"))
     for term in dict.fromkeys(" ".join(note.split()) for note in notes):
         # Some codes list their own title once more.
         if term.casefold() != title.casefold():
-            yield row_of(term, title, name, near, siblings)
+            yield row_of(term, title, name, negatives)
     below = code.findall("diag")
     for child in below:
         yield from _codes(child, below, siblings)

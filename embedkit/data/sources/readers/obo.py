@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import NonNegativeInt
 
 from embedkit.data.manifests.readers import Reader
-from embedkit.data.sources.readers.siblings import others, row_of
+from embedkit.data.sources.readers.siblings import negatives_of, others, row_of
 from embedkit.errors import DataError
 
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"\s*(.*)')
@@ -60,13 +60,14 @@ class OboReader(Reader):
             elif self.relation != "term" and document:
                 # The smallest family comes first.
                 families = sorted((len(children[parent]), parent) for parent in term.parents)
-                siblings = [
+                siblings = (
                     (self._document(sibling), sibling.id)
                     for _, parent in families
                     for sibling in others(children[parent], term)
-                ]
+                )
+                negatives = negatives_of(document, siblings, self.siblings)
                 for query in [term.name] if self.relation == "definition" else synonyms:
-                    yield row_of(query, document, term.id, siblings, self.siblings)
+                    yield row_of(query, document, term.id, negatives)
 
     def _document(self, term: _Term) -> str:
         return term.definition if self.relation == "definition" else term.name

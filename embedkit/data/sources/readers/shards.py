@@ -36,13 +36,18 @@ def _names(pattern: str) -> list[str]:
     return [f"{before}{number:0{len(first)}}{after}" for number in numbers]
 
 
+def _pattern(text: str) -> str:
+    _names(text)  # raises ValueError where the text is no pattern
+    return text
+
+
 class Shards(Section):
     """A folder of shards."""
 
     folder: str
     """A path, which may start with ``$EMBEDKIT_DATA``, or be that of a folder in
     ``$EMBEDKIT_HUB``."""
-    files: Annotated[str, AfterValidator(lambda text: _names(text) and text)]
+    files: Annotated[str, AfterValidator(_pattern)]
     """Names of shards, as ``shard-{00000..00099}.jsonl.gz``. Those that ``counts.json`` does not
     list, or lists as empty, are left out."""
     rename: dict[str, str] = Field(default_factory=dict)

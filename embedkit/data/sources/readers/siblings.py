@@ -1,7 +1,6 @@
 """Rows of pairs whose hard negatives are the positives of siblings in the same file."""
 
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 MemberT = TypeVar("MemberT")
@@ -13,17 +12,28 @@ def others(family: list[MemberT], member: MemberT) -> list[MemberT]:
     return family[index + 1 :] + family[:index]
 
 
-def row_of(
-    query: str, positive: str, id_: str, siblings: Iterable[tuple[str, str]], limit: int
-) -> dict[str, Any]:
-    """Return the row of a pair; ``siblings`` are texts and the concepts that they are about.
+def negatives_of(
+    positive: str, siblings: Iterable[tuple[str, str]], limit: int
+) -> Mapping[str, str]:
+    """Return the first ``limit`` different texts of siblings, with the concepts they are about.
 
-    The first ``limit`` different texts of siblings are the negatives.
+    ``siblings`` yields texts and concepts. A family may be large: it is read no further than needed.
     """
     concepts: dict[str, str] = {}
     for text, concept in siblings:
+        if len(concepts) == limit:
+            break
         if text not in ("", positive):
             concepts.setdefault(text, concept)
-    kept = dict(islice(concepts.items(), limit))
-    pair = {"query": query, "positive": positive, "negatives": [*kept]}
-    return {**pair, "negative_concepts": [*kept.values()], "id": id_}
+    return concepts
+
+
+def row_of(query: str, positive: str, id_: str, negatives: Mapping[str, str]) -> dict[str, Any]:
+    """Return the row of a pair; ``negatives`` are texts and the concepts that they are about."""
+    return {
+        "query": query,
+        "positive": positive,
+        "negatives": [*negatives],
+        "negative_concepts": [*negatives.values()],
+        "id": id_,
+    }
