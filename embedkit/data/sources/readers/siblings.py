@@ -17,7 +17,7 @@ def negatives_of(
 ) -> Mapping[str, str]:
     """Return the first ``limit`` different texts of siblings, with the concepts they are about.
 
-    ``siblings`` yields texts and concepts. A family may be large: it is read no further than needed.
+    ``siblings`` yields texts and concepts. It may be long, and is read no further than needed.
     """
     concepts: dict[str, str] = {}
     for text, concept in siblings:
