@@ -64,7 +64,7 @@ def _keys(kind: str, table: Schema, sections: Schema, prefix: str = "") -> Itera
     for name, field in table["properties"].items():
         path = f"{prefix}{name}"
         tables = list(_tables(field, sections))
-        keys = dict.fromkeys(f"{path}.{key}" for each in tables for key in each["properties"])
+        keys = dict.fromkeys(f"{path}.{key}" for inner in tables for key in inner["properties"])
         described = {**tables[0], **field} if len(tables) == 1 else field
         lines = [_type(field)]
         if not keys:

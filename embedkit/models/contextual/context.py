@@ -134,7 +134,7 @@ def _check_one_context(values: Sequence[Any]) -> None:
     contexts = set()
     for value in values:
         inside = value if isinstance(value, list | tuple) else [value]
-        contexts |= {each.context for each in inside if isinstance(each, Embeddings)}
+        contexts |= {item.context for item in inside if isinstance(item, Embeddings)}
     if len(contexts) > 1:
         one, other = sorted(contexts)[:2]
         raise UserError(

@@ -51,7 +51,7 @@ def load_contextual(
     tokenizer = hub.load_tokenizer(str(folder))
     stages = [stage for stage in ("first", "second") if config[stage]]
     networks = {stage: _encoder(folder, stage, config[stage], weights) for stage in stages}
-    encoders = {stage: hub.backbone_of(each, tokenizer) for stage, each in networks.items()}
+    encoders = {name: hub.backbone_of(network, tokenizer) for name, network in networks.items()}
     settings = read_json(folder / "config_sentence_transformers.json")
     prompts = settings.get("prompts") or config.get("prompts", {})
     loaded = Contextual(
