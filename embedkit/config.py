@@ -154,7 +154,7 @@ def differences(then: Any, now: Any, key: str = "") -> list[str]:
 
 def _mistakes(error: ValidationError, section: type[Section], called: str) -> list[tuple[str, str]]:
     """Return the dotted name of each wrong field, which users call a key or so, and the reason."""
-    tables = [each.model_fields for each in _sections(section)]
+    tables = [inner.model_fields for inner in _sections(section)]
     known = {name for table in tables for name in table}
     # For a table of several kinds, pydantic adds the kind to the path of the key.
     kinds = {k for table in tables if "kind" in table for k in get_args(table["kind"].annotation)}

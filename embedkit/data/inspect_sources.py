@@ -142,7 +142,7 @@ def _pairs(manifest: Manifest, tokenizer: PreTrainedTokenizerBase, model: str) -
     yield _examples(["row", "query", "positive", "negatives (3 at most)"], examples)
     lengths = sampled_lengths(records, tokenizer, _MEASURED)
     counts = lengths.counts.items()
-    measured = [(role, *map(str, quantiles(each).values())) for role, each in counts]
+    measured = [(role, *map(str, quantiles(texts).values())) for role, texts in counts]
     title = f"token lengths by {model}, {lengths.rows} rows"
     yield plain_table(["tokens", *_QUANTILE_HEADS], measured, title=title)
 

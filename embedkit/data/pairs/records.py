@@ -162,7 +162,7 @@ def open_records(manifest: Manifest | str | Path, split: Split = "train") -> Rec
     key = opened.key(manifest.source, FORMAT, making=making, share=share)
     build = partial(_write, name=manifest.name, streams=opened.streams, description=manifest)
     folder = cache.built(_KIND, key, build)
-    tables = {each: Table(folder / f"{each}.arrow") for each in splits(share)}
+    tables = {name: Table(folder / f"{name}.arrow") for name in splits(share)}
     layout = ColumnLayout(**json.loads((folder / _LAYOUT).read_text()))
     rows, warn = sum(map(len, tables.values())), isinstance(manifest.source, HubSource)
     opened.expect(manifest.name, "rows", rows, manifest.rows, warn=warn)

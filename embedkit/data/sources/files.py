@@ -7,7 +7,6 @@ import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,8 @@ def rows(path: Path) -> Rows:
                 f"of unknown format: use {', '.join(_TEXT_FORMATS)} "
                 f"(also with {', '.join(_COMPRESSIONS)}) or .parquet"
             )
-        with _COMPRESSIONS.get(path.suffix, methodcaller("open", "rb"))(path) as stream:
+        opened = _COMPRESSIONS.get(path.suffix)
+        with opened(path) if opened else path.open("rb") as stream:
             yield from _TEXT_FORMATS[plain.suffix](_lines(stream))
     except DataError as error:
         raise DataError(f"{path}, {error}") from None

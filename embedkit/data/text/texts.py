@@ -170,7 +170,7 @@ def _write(path: Path, documents: Iterable[Document], *, keep_concepts: bool) ->
     digest = hashlib.sha256()
     with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
         for block in blocks_of(documents, lambda document: len(document.text), _CHARACTERS):
-            rows = [(each.text, each.concept if keep_concepts else None) for each in block]
+            rows = [(row.text, row.concept if keep_concepts else None) for row in block]
             for text, concept in rows:
                 for part in (text, repr(concept)):
                     digest.update(hashlib.sha256(part.encode()).digest())
