@@ -161,7 +161,7 @@ def test_a_folder_of_sentence_transformers_own_making_is_read(
 def test_what_a_kill_has_left_of_an_export_is_removed_by_the_next(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    left = tmp_path / ".model.embedkit-part"
+    left = tmp_path / ".model.embedkit-part-killed"
     left.mkdir()
     (left / "model.safetensors").write_text("half")
     (tmp_path / ".model.mine").mkdir()
