@@ -17,7 +17,7 @@ from embedkit.data.text.packing import Rows, pack
 from embedkit.data.text.texts import Texts
 from embedkit.data.text.tokenized import Tokenized, prepare
 from embedkit.errors import DataError, UserError
-from embedkit.recipe import PretrainRecipe
+from embedkit.recipe import PretrainRecipe, TextData
 from embedkit.recipe.training_settings import manifests_of, weights_of
 from embedkit.tokens.vocabulary import Vocabulary
 
@@ -113,11 +113,7 @@ def open_text_mixture(
     for name, mix in zip(names, data.mix, strict=True):
         ids = tokenized[mix.manifest]
         rows = plan(ids.train, min_tokens=mix.min_tokens)
-        if len(rows) < data.draw_rows:
-            raise DataError(
-                f"{name}: {len(rows)} rows of at most {data.max_tokens} tokens, fewer than "
-                f"data.draw_rows = {data.draw_rows}: lower draw_rows, or leave the source out"
-            )
+        _check_rows(name, rows, data)
         held_out = plan(ids.held_out, min_tokens=mix.min_tokens) if ids.held_out else None
         sources.append(TextSource(name, ids, rows, held_out or None))
     plans = [source.rows for source in sources]
@@ -141,6 +137,15 @@ def open_text_mixture(
             if source.held_out is not None
         ],
     )
+
+
+def _check_rows(name: str, rows: Rows, data: TextData) -> None:
+    """Verify that a source has the rows that a draw takes."""
+    if len(rows) < data.draw_rows:
+        raise DataError(
+            f"{name}: {len(rows)} rows of at most {data.max_tokens} tokens, fewer than "
+            f"data.draw_rows = {data.draw_rows}: lower draw_rows, or leave the source out"
+        )
 
 
 def texts_of(recipe: PretrainRecipe, given: Mapping[str, Texts] | None = None) -> dict[str, Texts]:

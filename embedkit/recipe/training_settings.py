@@ -1,4 +1,4 @@
-"""What pretraining and fine-tuning recipes share: mixtures, optimizer, checkpoints, logging."""
+"""Settings that all recipes share: mixtures, optimizer, checkpoints, logging."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar

@@ -137,13 +137,7 @@ def run_training(
             )
             start = 0
             if resume:
-                find = partial(run_folder.newest_checkpoint, folder, facts)
-                # Rank 0 alone looks for the checkpoint, since it renames damaged ones.
-                newest, remarks = distributed.on_main(
-                    partial(find, allow_world_size_change=allow_world_size_change)
-                )
-                for remark in remarks:
-                    console.print(f"note: {remark}", soft_wrap=True)
+                newest = _newest(folder, facts, console, allow_world_size_change)
                 if newest is not None:
                     trainer.restore(newest)
                     start = newest.step
@@ -154,6 +148,20 @@ def run_training(
             trainer.fit(start)
         job.finish()
     return folder
+
+
+def _newest(
+    folder: RunFolder, facts: Mapping[str, Any], console: Console, allow_world_size_change: bool
+) -> checkpoint.Checkpoint | None:
+    """Return the checkpoint to continue from, and print what there is to remark on it."""
+    find = partial(run_folder.newest_checkpoint, folder, facts)
+    # Rank 0 alone looks for the checkpoint, since it renames damaged ones.
+    newest, remarks = distributed.on_main(
+        partial(find, allow_world_size_change=allow_world_size_change)
+    )
+    for remark in remarks:
+        console.print(f"note: {remark}", soft_wrap=True)
+    return newest
 
 
 class Trainer(Generic[BatchT]):

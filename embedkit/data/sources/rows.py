@@ -19,8 +19,8 @@ Row = Mapping[str, Any]
 
 
 RowStream = tuple[str, Iterable[tuple[int, Row]]]
-"""What the numbers of rows count, such as ``pairs.jsonl, line``, and rows with their numbers, which
-can be read once."""
+"""A name and numbered rows, which can be read once. The name says what is counted, such as
+``pairs.jsonl, line``."""
 
 
 def numbered(name: str, rows: Iterable[Row]) -> RowStream:

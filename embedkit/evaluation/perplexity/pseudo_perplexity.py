@@ -74,13 +74,9 @@ def evaluate_perplexity(
     subjects = [_open(name, data, settings) for name in models]
     results = ResultFile(Path(output) / "documents.jsonl")
     points = []
-    displayed = [hub.display_name(typed) for typed in models]
     total = sum(len(documents) for *_, lengths in subjects for documents in lengths.values())
     with progress_of(total, console) as progress:
-        for typed, shown, (model, mask_id, lengths) in zip(
-            models, displayed, subjects, strict=True
-        ):
-            name = typed if displayed.count(shown) > 1 else shown
+        for name, (model, mask_id, lengths) in zip(_names(models), subjects, strict=True):
             nn.Module.to(model, device)
             scorer = MaskedTokenScorer(model, mask_id, autocast=autocast)
             identity = scorer.identity
@@ -101,6 +97,15 @@ def evaluate_perplexity(
     if remark := plot(points, Path(output) / "perplexity"):
         print_line(progress.console, remark)
     return points
+
+
+def _names(models: Sequence[str]) -> list[str]:
+    """Return the names of models in the results: as the user typed them if display names clash."""
+    displayed = [hub.display_name(typed) for typed in models]
+    return [
+        typed if displayed.count(shown) > 1 else shown
+        for typed, shown in zip(models, displayed, strict=True)
+    ]
 
 
 class _Document(NamedTuple):

@@ -51,16 +51,7 @@ def converted(
     Raises:
         UserError: another layout, settings that embedkit does not compute, or no tokenizer.
     """
-    if not any(name.startswith(_SECOND) for name in weights):
-        raise UserError(f"{folder}: has no {_SECOND}* weights; pass a cde-small-v1 or v2")
-    for key, supported in _SUPPORTED.items():
-        if config.get(key) not in supported:
-            raise UserError(f"{folder}: {key} = {config[key]} is not read; pass cde-small-v1 or v2")
-    if not (folder / "tokenizer_config.json").is_file():
-        raise UserError(
-            f"{folder}: has no tokenizer; copy into it that of bert-base-uncased for v1, of "
-            "ModernBERT-base for v2"
-        )
+    _check_readable(folder, config, weights)
     first, first_weights = _encoder(under(weights, f"{_FIRST}embedder."), folder)
     second, second_weights = _encoder(under(weights, f"{_SECOND}backbone."), folder)
     slots = {"soft_prompts": _soft_prompts(weights)}
@@ -103,6 +94,20 @@ def converted(
     return description, {
         f"{prefix}{name}": weight for prefix, part in named.items() for name, weight in part.items()
     }
+
+
+def _check_readable(folder: Path, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Verify that a checkpoint is of a layout and has settings that embedkit computes."""
+    if not any(name.startswith(_SECOND) for name in weights):
+        raise UserError(f"{folder}: has no {_SECOND}* weights; pass a cde-small-v1 or v2")
+    for key, supported in _SUPPORTED.items():
+        if config.get(key) not in supported:
+            raise UserError(f"{folder}: {key} = {config[key]} is not read; pass cde-small-v1 or v2")
+    if not (folder / "tokenizer_config.json").is_file():
+        raise UserError(
+            f"{folder}: has no tokenizer; copy into it that of bert-base-uncased for v1, of "
+            "ModernBERT-base for v2"
+        )
 
 
 def _soft_prompts(weights: Mapping[str, Tensor]) -> Tensor:
