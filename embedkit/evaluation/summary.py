@@ -48,6 +48,10 @@ class TaskScore:
     ``corpus_size`` and ``seed`` of their draw, and the context's ``hash``."""
     prompt_origin: str = "not recorded"
     """Source of the prompts, ``none`` if there are none; earlier versions did not record it."""
+    mteb_version: str = "not recorded"
+    """Version of mteb that measured the score; several are joined by commas."""
+    dtype: str = "not recorded"
+    """Precision of the model, such as ``float16``."""
 
 
 @dataclass(frozen=True, slots=True)

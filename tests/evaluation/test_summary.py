@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,16 @@ def test_a_summary_without_scores_has_no_means() -> None:
 def test_a_summary_reads_back_as_it_was_written(tmp_path: Path) -> None:
     summary().write(tmp_path / "new" / "summary.json")
     assert Summary.read(tmp_path / "new" / "summary.json") == summary()
+
+
+def test_a_summary_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    summary().write(path)
+    written = json.loads(path.read_text())
+    for score in written["scores"].values():
+        del score["mteb_version"], score["dtype"]
+    path.write_text(json.dumps(written))
+    assert Summary.read(path).scores["NQ"].mteb_version == "not recorded"
 
 
 def test_a_comparison_shows_each_difference_and_both_means() -> None:

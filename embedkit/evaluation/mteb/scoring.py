@@ -66,7 +66,8 @@ def evaluate(
     wrapped = around(encoder)
     identity = wrapped.identity
     cache = ResultCache(output)
-    scorer = _Scorer(encoder, around, wrapped, identity, cache, dict(instructions or {}), data_dir)
+    given = dict(instructions or {})
+    scorer = _Scorer(encoder, around, wrapped, identity, cache, given, data_dir, dtype)
     scores: dict[str, TaskScore] = {}
     failed: dict[str, str] = {}
     with quiet_libraries(), progress_of(len(tasks)) as progress:
@@ -98,6 +99,7 @@ class _Scorer:
     cache: ResultCache
     instructions: dict[str, str]
     data_dir: Path | None
+    dtype: str
 
     def score(self, task: AbsTask) -> TaskScore:
         if isinstance(task, AbsTaskAggregate):
@@ -162,6 +164,8 @@ class _Scorer:
             splits=tuple(task.eval_splits),
             contexts=contexts,
             prompt_origin=origin,
+            mteb_version=result.mteb_version or "not recorded",
+            dtype=self.dtype,
         )
 
     def _draw(
@@ -205,6 +209,8 @@ class _Scorer:
             parts={part.name: part.score for part in parts},
             contexts={name: facts for part in parts for name, facts in part.contexts.items()},
             prompt_origin=max((part.prompt_origin for part in parts), key=get_args(Origin).index),
+            mteb_version=", ".join(sorted({part.mteb_version for part in parts})),
+            dtype=self.dtype,
         )
 
 

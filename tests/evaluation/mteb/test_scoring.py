@@ -92,6 +92,22 @@ def test_a_second_run_scores_only_what_is_missing(
     assert Summary.read(tmp_path / "out" / "summary.json") == whole
 
 
+def test_a_score_says_with_which_mteb_and_precision_it_was_measured(
+    tmp_path: Path, minilm_model: SentenceTransformer
+) -> None:
+    encoder, parts = Encoder(minilm_model, "m"), two_tasks(tmp_path / "tasks")
+    evaluate(encoder, parts[:1], tmp_path / "out", dtype="float16")
+    (kept,) = (tmp_path / "out").rglob("animals.json")
+    kept.write_text(kept.read_text().replace(mteb.__version__, "2.0.0"))
+    tasks = [*parts, aggregate(parts)]
+    scores = evaluate(encoder, tasks, tmp_path / "out", dtype="float16").scores
+    assert {score.dtype for score in scores.values()} == {"float16"}
+    assert scores["money"].mteb_version == mteb.__version__
+    # The score was kept from an earlier version's run.
+    assert scores["animals"].mteb_version == "2.0.0"
+    assert scores["Both"].mteb_version == f"2.0.0, {mteb.__version__}"
+
+
 def test_changed_data_is_scored_anew(tmp_path: Path, minilm_model: SentenceTransformer) -> None:
     encoder = Encoder(minilm_model, "m")
     folder = write_task(tmp_path / "mine", "sts")
