@@ -9,12 +9,9 @@ import typer
 
 from embedkit import EvaluationSettings, api
 from embedkit.errors import UserError
-from embedkit_cli.options import Model, is_main, recipe_names, with_options
+from embedkit_cli.options import Model, given, is_main, recipe_names, with_options
 
 Output = Annotated[Path | None, typer.Option(help="The folder for results and summary.json.")]
-Benchmark = Annotated[
-    str | None, typer.Option(help='A benchmark of mteb, such as "MTEB(eng, v1)".')
-]
 Tasks = Annotated[list[str], typer.Option(metavar="NAME...", help="Names of tasks of mteb.")]
 TaskDirs = Annotated[
     list[Path],
@@ -24,7 +21,7 @@ RecipeName = Annotated[
     str | None,
     typer.Option(
         autocompletion=recipe_names,
-        help="A recipe, whose evaluation says what the model is scored on.",
+        help="A recipe, whose evaluation says what the model is scored on, and how.",
     ),
 ]
 Estimate = Annotated[
@@ -42,9 +39,9 @@ More = Annotated[list[str], typer.Argument(hidden=True)]
 
 @with_options(EvaluationSettings)
 def eval_mteb(
+    context: typer.Context,
     model: Model,
     output: Output = None,
-    benchmark: Benchmark = None,
     tasks: Tasks = [],
     task_dir: TaskDirs = [],
     recipe: RecipeName = None,
@@ -62,7 +59,9 @@ def eval_mteb(
         raise UserError(
             f"{' '.join(more)}: an argument without its option; quote names with spaces"
         )
-    _check_choice(benchmark, tasks, task_dir, recipe)
+    # A recipe has settings of its own, over which only options that are given take precedence.
+    options = given(context, options)
+    _check_choice(options.get("benchmark"), tasks, task_dir, recipe)
     if output is None and not estimate:
         raise UserError("--output is missing: name the folder that the results go to")
     # An estimate is made for one device.
@@ -72,11 +71,10 @@ def eval_mteb(
     if estimate and not is_main():
         return
     chosen: list[str | Path] = [*tasks, *more, *task_dir]
-    options |= {"benchmark": benchmark, "recipe": recipe}
     if output is None or estimate:
-        typer.echo(api.estimate(model, chosen, **options).text(), nl=False)
+        typer.echo(api.estimate(model, chosen, recipe=recipe, **options).text(), nl=False)
         return
-    summary = api.evaluate(model, chosen, output, **options)
+    summary = api.evaluate(model, chosen, output, recipe=recipe, **options)
     if is_main():
         typer.echo(summary.text(), nl=False)
         if summary.failed:

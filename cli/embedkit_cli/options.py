@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -11,6 +11,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from embedkit.config import Section, names_in
+from embedkit.recipe import DtypeSettings
 
 CommandT = TypeVar("CommandT", bound=Callable[..., None])
 
@@ -60,9 +61,9 @@ def with_options(settings: type[Section]) -> Callable[[CommandT], CommandT]:
     def decorate(command: CommandT) -> CommandT:
         given = inspect.signature(command).parameters.values()
         plain = [parameter for parameter in given if parameter.kind is not parameter.VAR_KEYWORD]
-        # A section lists inherited fields first, which matter less.
+        # A section lists inherited fields first, of which the precision matters least.
         fields = sorted(
-            settings.model_fields.items(), key=lambda item: item[0] not in settings.__annotations__
+            settings.model_fields.items(), key=lambda item: item[0] in DtypeSettings.model_fields
         )
         parameters = [
             *(parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in plain),
@@ -73,6 +74,13 @@ def with_options(settings: type[Section]) -> Callable[[CommandT], CommandT]:
         return command
 
     return decorate
+
+
+def given(context: typer.Context, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that the user gave, without those that have their defaults unasked."""
+    sources = {name: context.get_parameter_source(name) for name in options}
+    asked = [name for name, source in sources.items() if source and source.name != "DEFAULT"]
+    return {name: options[name] for name in asked}
 
 
 def _option(name: str, field: FieldInfo) -> inspect.Parameter:

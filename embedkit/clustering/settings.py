@@ -4,7 +4,7 @@ from typing import Literal, TypedDict
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from embedkit.models.settings import Dtype, DtypeSettings
+from embedkit.recipe import Dtype, DtypeSettings
 
 SURROGATE = "thenlper/gte-large"
 """The model that embeds for the clustering in the paper (appendix G.2)."""

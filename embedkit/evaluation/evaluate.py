@@ -1,14 +1,14 @@
-"""``evaluate`` and ``estimate``: open a model and tasks by name, and score or count them."""
+"""``evaluate`` and ``estimate`` open a model and tasks by name; ``score`` scores a loaded model."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
 from mteb.abstasks.abstask import AbsTask
 
 from embedkit import distributed
-from embedkit.config import from_arguments
 from embedkit.errors import ArgumentError, UserError
 from embedkit.evaluation.encoding.encoders import (
     CachedEncoder,
@@ -17,13 +17,13 @@ from embedkit.evaluation.encoding.encoders import (
     Truncated,
 )
 from embedkit.evaluation.encoding.in_context import ContextualEncoder, encoder_of
-from embedkit.evaluation.encoding.vector_cache import VectorCache, bytes_of
+from embedkit.evaluation.encoding.vector_cache import VectorCache
 from embedkit.evaluation.mteb.estimate import Estimate
 from embedkit.evaluation.mteb.estimate import estimate as estimate_tasks
 from embedkit.evaluation.mteb.mirror import check_mirror
 from embedkit.evaluation.mteb.scoring import evaluate as score_tasks
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks, tasks_of
-from embedkit.evaluation.settings import EvaluationOptions, EvaluationSettings
+from embedkit.evaluation.settings import EvaluationOptions, EvaluationSettings, settings_of
 from embedkit.evaluation.summary import Summary
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedding_model import EmbeddingModel
@@ -38,7 +38,6 @@ def evaluate(
     tasks: Sequence[str | Path] = (),
     output: str | Path = "results",
     *,
-    benchmark: str | None = None,
     recipe: Recipe | str | Path | None = None,
     **options: Unpack[EvaluationOptions],
 ) -> Summary:
@@ -50,47 +49,58 @@ def evaluate(
         model: a hub id, a folder, ``package:<distribution>/<path>``, an alias, or a loaded model.
         tasks: names of mteb's tasks, and task folders or folders of them.
         output: where results and ``summary.json`` go.
-        benchmark: a benchmark's name, such as ``MTEB(eng, v1)``.
-        recipe: evaluate on what this recipe evaluates on, in place of tasks and benchmark.
+        recipe: evaluate as this recipe does, in place of tasks and benchmark; options take
+            precedence over its ``[evaluation]``.
         options: the fields of ``embedkit.EvaluationSettings``, with the defaults they have there.
 
     Raises:
         UserError: the model or a task does not exist, a task folder is broken, or the model cannot
             give what an option asks for.
     """
-    settings = from_arguments(EvaluationSettings, options)
-    max_bytes = bytes_of(settings.cache_size) if settings.cache else None
-    resolved = None if recipe is None else as_recipe(recipe)
+    resolved, settings = _resolved(recipe, tasks, options)
     device = distributed.local_device()
     with distributed.group(device):
         subject = opened(model, dtype=settings.dtype).to(device)
+        out = Path(output)
+        return score(
+            subject, partial(_select, tasks, resolved, out / "tasks", settings), out, settings
+        )
 
-        def around(inner: TextEncoder) -> TextEncoder:
-            if max_bytes is not None:
-                inner = CachedEncoder(inner, VectorCache(cache.root() / "vectors", max_bytes))
-            return Truncated(inner, settings.truncate_dim) if settings.truncate_dim else inner
 
-        def score(encoder: DistributedEncoder) -> Summary:
-            out = Path(output)
-            chosen, instructions = _select(tasks, benchmark, resolved, out / "tasks", settings)
-            return score_tasks(
-                encoder,
-                chosen,
-                out,
-                around=around,
-                instructions=instructions,
-                dtype=str(subject.autocast or "float32").removeprefix("torch."),
-                data_dir=settings.data_dir,
-            )
+def score(
+    model: EmbeddingModel,
+    tasks: Callable[[], list[AbsTask]],
+    output: Path,
+    settings: EvaluationSettings,
+) -> Summary:
+    """Score a loaded model as ``evaluate`` does, on every rank of a group that is there already.
 
-        return _encoder(subject, settings).run_on_main(score)
+    Runs and ``eval-mteb`` both score by this function. ``tasks`` is called on rank 0 alone.
+    """
+
+    def around(inner: TextEncoder) -> TextEncoder:
+        if settings.cache_bytes is not None:
+            kept = VectorCache(cache.root() / "vectors", settings.cache_bytes)
+            inner = CachedEncoder(inner, kept)
+        return Truncated(inner, settings.truncate_dim) if settings.truncate_dim else inner
+
+    return _encoder(model, settings).run_on_main(
+        lambda encoder: score_tasks(
+            encoder,
+            tasks(),
+            output,
+            around=around,
+            instructions=_instructions(settings),
+            dtype=str(model.autocast or "float32").removeprefix("torch."),
+            data_dir=settings.mirror,
+        )
+    )
 
 
 def estimate(
     model: str | Path | EmbeddingModel,
     tasks: Sequence[str | Path] = (),
     *,
-    benchmark: str | None = None,
     recipe: Recipe | str | Path | None = None,
     **options: Unpack[EvaluationOptions],
 ) -> Estimate:
@@ -102,40 +112,51 @@ def estimate(
         UserError: the model or a task does not exist, a task folder is broken, or the model cannot
             give what an option asks for.
     """
-    settings = from_arguments(EvaluationSettings, options)
-    resolved = None if recipe is None else as_recipe(recipe)
+    resolved, settings = _resolved(recipe, tasks, options)
     subject = opened(model, dtype=settings.dtype).to(distributed.local_device())
     encoder = _encoder(subject, settings)
     documents = None
     if isinstance(encoder, ContextualEncoder) and encoder.frozen is None:
         documents = encoder.num_documents
     with tempfile.TemporaryDirectory() as folder:
-        chosen, instructions = _select(tasks, benchmark, resolved, Path(folder), settings)
-        data_dir = settings.data_dir
-        return estimate_tasks(subject, chosen, instructions, data_dir, context_documents=documents)
+        return estimate_tasks(
+            subject,
+            _select(tasks, resolved, Path(folder), settings),
+            _instructions(settings),
+            settings.mirror,
+            context_documents=documents,
+        )
+
+
+def _resolved(
+    recipe: Recipe | str | Path | None, tasks: Sequence[str | Path], options: EvaluationOptions
+) -> tuple[Recipe | None, EvaluationSettings]:
+    """Return the recipe, and the settings that options and the recipe's evaluation say."""
+    if recipe is None:
+        return None, settings_of(None, options)
+    if tasks or options.get("benchmark"):
+        raise UserError("recipe excludes tasks and benchmark: the recipe says what to evaluate on")
+    resolved = as_recipe(recipe)
+    return resolved, settings_of(resolved.evaluation, options)
 
 
 def _select(
-    tasks: Sequence[str | Path],
-    benchmark: str | None,
-    recipe: Recipe | None,
-    folder: Path,
-    settings: EvaluationSettings,
-) -> tuple[list[AbsTask], dict[str, str]]:
-    """Return tasks and their instructions; a recipe's held-out tasks are written to ``folder``."""
-    instructions = settings.instructions
+    tasks: Sequence[str | Path], recipe: Recipe | None, folder: Path, settings: EvaluationSettings
+) -> list[AbsTask]:
+    """Return the tasks to score; a recipe's held-out tasks are written to ``folder``."""
     if recipe is None:
         folders = [Path(task) for task in tasks if Path(task).is_dir()]
         names = [str(task) for task in tasks if not Path(task).is_dir()]
-        chosen = select_tasks(benchmark, names, folders)
-    elif tasks or benchmark:
-        raise UserError("recipe excludes tasks and benchmark: the recipe says what to evaluate on")
+        chosen = select_tasks(settings.benchmark, names, folders)
     else:
         chosen = tasks_of(recipe, folder)
-        instructions = instructions or recipe.evaluation.instructions
-    if settings.data_dir is not None:
-        check_mirror(settings.data_dir, [part for task in chosen for part in leaves(task)])
-    return chosen, benchmark_prompts() if instructions == "paper" else {}
+    if settings.mirror is not None:
+        check_mirror(settings.mirror, [part for task in chosen for part in leaves(task)])
+    return chosen
+
+
+def _instructions(settings: EvaluationSettings) -> dict[str, str]:
+    return benchmark_prompts() if settings.instructions == "paper" else {}
 
 
 def _encoder(model: EmbeddingModel, settings: EvaluationSettings) -> DistributedEncoder:

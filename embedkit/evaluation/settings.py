@@ -1,34 +1,22 @@
 """Settings of evaluations, which commands and Python calls share: of mteb and of perplexity."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Required, TypedDict
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt
 
-from embedkit.models.settings import Dtype, DtypeSettings
-from embedkit.recipe import Instructions
+from embedkit.config import from_arguments
+from embedkit.recipe import Dtype, DtypeSettings, Instructions, ScoringSettings
 
 ComparisonFormat = Literal["text", "csv", "latex", "markdown"]
 
 
-class EvaluationSettings(DtypeSettings):
+class EvaluationSettings(ScoringSettings):
     """Settings of scoring a model, which hold for all tasks."""
 
-    instructions: Instructions | None = None
-    """paper puts the NeoBERT paper's instructions (tables 8 and 9) before the texts of the tasks
-    of MTEB(eng, v1), none leaves the model its own prompts; the default is the recipe's choice, or
-    none without a recipe."""
-    data_dir: Path | None = Field(default=None, strict=False)
-    """mteb's tasks read this mirror of hub repositories, a folder owner/name for each, and never
-    the hub; by default a repository is read from $EMBEDKIT_HUB/owner/name if that folder exists,
-    else from the hub."""
     truncate_dim: PositiveInt | None = None
     """Only this many of the first dimensions of the vectors are scored, at unit norm."""
-    cache: bool = True
-    """Vectors are kept under $EMBEDKIT_CACHE, so that no text is encoded twice."""
-    cache_size: str = "20GB"
-    """All kept vectors take at most this much room; those used longest ago are deleted first."""
     context_documents: NonNegativeInt | None = None
     """A contextual model reads this many documents of a task's corpus before the task; by default
     as many as it has slots."""
@@ -39,14 +27,28 @@ class EvaluationSettings(DtypeSettings):
 class EvaluationOptions(TypedDict, total=False):
     """The types of ``EvaluationSettings`` as keyword arguments, for type checkers and editors."""
 
-    instructions: Instructions | None
+    benchmark: str | None
+    instructions: Instructions
     data_dir: str | Path | None
-    truncate_dim: int | None
     cache: bool
     cache_size: str
+    truncate_dim: int | None
     context_documents: int | None
     context_seed: int | None
     dtype: Dtype
+
+
+def settings_of(
+    evaluation: ScoringSettings | None, options: Mapping[str, Any] | None = None
+) -> EvaluationSettings:
+    """Return the settings of an evaluation: ``options``, and for the others those of a recipe.
+
+    Raises:
+        ArgumentError: an option is wrong.
+    """
+    shared = ScoringSettings.model_fields if evaluation else ()
+    stated = {name: getattr(evaluation, name) for name in shared}
+    return from_arguments(EvaluationSettings, stated | dict(options or {}))
 
 
 def _numbers(value: Any) -> Any:

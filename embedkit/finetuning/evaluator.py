@@ -1,19 +1,21 @@
 """Evaluates a model before, during and after its training."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from mteb.abstasks.abstask import AbsTask
 
-from embedkit.evaluation.encoding.in_context import encoder_of
-from embedkit.evaluation.mteb.scoring import evaluate
+from embedkit.evaluation.evaluate import score
 from embedkit.evaluation.mteb.task_selection import open_tasks
+from embedkit.evaluation.settings import settings_of
 from embedkit.evaluation.summary import Summary
 from embedkit.finetuning.mixture import Mixture
+from embedkit.models import precision
 from embedkit.models.embedding_model import EmbeddingModel
-from embedkit.recipe import Evaluation
-from embedkit.tokens.prompts import benchmark_prompts
+from embedkit.recipe import Dtype, Evaluation
 
 
 @dataclass
@@ -50,17 +52,22 @@ class Evaluator:
         """Score the model, if the recipe names tasks."""
         if not self.settings.wanted:
             return None
-        return encoder_of(self.model).run_on_main(
-            lambda encoder: evaluate(
-                encoder,
-                self._tasks,
-                self.folder / name,
-                instructions=benchmark_prompts() if self.settings.instructions == "paper" else {},
-                dtype=str(self.model.autocast or "float32").removeprefix("torch."),
-            )
-        )
+        settings = settings_of(self.settings)
+        with _computing_in(settings.dtype, self.model):
+            return score(self.model, lambda: self._tasks, self.folder / name, settings)
 
     @cached_property
     def _tasks(self) -> list[AbsTask]:
         manifests, records = self.mixture.manifests, self.mixture.records
         return open_tasks(self.settings, manifests, records, self.folder / "tasks")
+
+
+@contextmanager
+def _computing_in(dtype: Dtype, model: EmbeddingModel) -> Iterator[None]:
+    """Have the model compute in ``dtype``, and afterwards as in training again."""
+    in_training = model.autocast
+    model.autocast = precision.autocast_dtype(dtype, model.device)
+    try:
+        yield
+    finally:
+        model.autocast = in_training

@@ -4,7 +4,7 @@ from typing import Literal, Self, TypedDict
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from embedkit.models.settings import Dtype, DtypeSettings
+from embedkit.recipe import Dtype, DtypeSettings
 
 MarginKind = Literal["relative", "absolute", "none"]
 Sampling = Literal["top", "random"]

@@ -8,7 +8,7 @@ from embedkit.models import hub, precision
 from embedkit.models.contextual.loading import is_contextual, load_contextual
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel
-from embedkit.models.settings import Dtype
+from embedkit.recipe import Dtype
 
 
 def load(model: str | Path, *, dtype: Dtype = "auto") -> EmbeddingModel:

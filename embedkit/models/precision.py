@@ -5,8 +5,7 @@ from typing import get_args
 import torch
 
 from embedkit.errors import ArgumentError
-from embedkit.models.settings import Dtype
-from embedkit.recipe import RecipeT
+from embedkit.recipe import Dtype, RecipeT
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -8,6 +8,7 @@ from pydantic.functional_validators import field_validator, model_validator
 from embedkit.config import Section, validated
 from embedkit.errors import UserError
 from embedkit.recipe import extensions
+from embedkit.recipe.evaluation_settings import Evaluation
 from embedkit.recipe.pair_objectives import AnyPairObjective, Contrastive, InfoNCE, section_of
 from embedkit.recipe.training_settings import Mix, Training, weights_of
 
@@ -163,37 +164,6 @@ class Lora(Section):
         if isinstance(value, str) and value != "all-linear":
             raise ValueError(f'{value} is not "all-linear": write a list, ["{value}"]')
         return value
-
-
-Instructions = Literal["none", "paper"]
-
-
-class Evaluation(Section):
-    """Tasks that a run is evaluated on, and the steps at which it is."""
-
-    held_out: bool = False
-    """The run is evaluated on the concepts that the mixture's manifests hold out."""
-    task_dirs: tuple[str, ...] = Field(default=(), strict=False)
-    """The run is evaluated on the tasks in these folders, whose paths may start with
-    ``$EMBEDKIT_DATA``."""
-    tasks: tuple[str, ...] = Field(default=(), strict=False)
-    """The run is evaluated on these tasks of mteb, by their names."""
-    instructions: Instructions = "none"
-    """Instructions before the texts of tasks. ``"paper"`` takes the paper's for each task of
-    MTEB(eng, v1), for a model trained with such instructions. Prompts that the model stores for a
-    task, and those of a task folder, apply either way."""
-    max_documents: PositiveInt | None = None
-    """The corpus of each held-out task has at most this many documents."""
-    before: bool = True
-    """Whether the backbone is evaluated too, before the first step."""
-    every: PositiveInt | None = None
-    """Number of steps between two evaluations on the way. If unset, there is only one, at the
-    end."""
-
-    @property
-    def wanted(self) -> bool:
-        """Whether the recipe names anything to evaluate on."""
-        return self.held_out or bool(self.task_dirs) or bool(self.tasks)
 
 
 class Recipe(Training):

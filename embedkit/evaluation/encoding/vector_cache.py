@@ -10,9 +10,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
-from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from embedkit.errors import ArgumentError
 from embedkit.storage.blocks import DamagedBlockError, KeyedBlock, Keys
 from embedkit.storage.hashing import sha256_of_text
 
@@ -31,19 +29,6 @@ def keys_of(texts: Sequence[str]) -> Keys:
         for text in texts
     )
     return np.frombuffer(b"".join(digests), dtype=np.uint64).reshape(-1, 2)
-
-
-def bytes_of(size: str) -> int:
-    """Return the ``cache_size`` that people write, such as 20GB or 512MiB, in bytes.
-
-    Raises:
-        ArgumentError: it is something else.
-    """
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(size))
-    except ValidationError:
-        reason = f"write a number and a unit, such as 20GB (got {size!r})"
-        raise ArgumentError(("cache_size", reason)) from None
 
 
 class VectorCache:

@@ -46,8 +46,8 @@ def leaves(task: AbsTask) -> list[AbsTask]:
 
 def check_tasks(wanted: Evaluation) -> None:
     """Raise for a wrong task name or a broken task folder before training instead of after it."""
-    if wanted.tasks or wanted.task_dirs:
-        select_tasks(None, wanted.tasks, _folders(wanted))
+    if wanted.benchmark or wanted.tasks or wanted.task_dirs:
+        select_tasks(wanted.benchmark, wanted.tasks, _folders(wanted))
 
 
 def check_held_out(wanted: Evaluation, manifests: Sequence[Manifest]) -> None:
@@ -62,7 +62,9 @@ def check_held_out(wanted: Evaluation, manifests: Sequence[Manifest]) -> None:
 def tasks_of(recipe: Recipe, folder: Path) -> list[AbsTask]:
     """Open the tasks that a recipe evaluates on; the held-out ones are written to ``folder``."""
     if not recipe.evaluation.wanted:
-        raise UserError("the recipe has nothing under [evaluation]: set held_out or tasks")
+        raise UserError(
+            "the recipe has nothing under [evaluation]: set benchmark, tasks or held_out"
+        )
     return open_tasks(recipe.evaluation, _manifests(recipe), [], folder)
 
 
@@ -79,7 +81,7 @@ def open_tasks(
         given = [records for records in trained_on if records.name not in names]
         write_tasks(manifests, folder, wanted.max_documents, also_trained_on=given)
         folders.append(folder)
-    return select_tasks(None, wanted.tasks, folders)
+    return select_tasks(wanted.benchmark, wanted.tasks, folders)
 
 
 def write_held_out_tasks(

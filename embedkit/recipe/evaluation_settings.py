@@ -1,0 +1,72 @@
+"""Settings of evaluation: those that a recipe shares with the command, and a recipe's own."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, ByteSize, Field, PositiveInt, TypeAdapter, ValidationError
+
+from embedkit.config import expand
+from embedkit.recipe.dtype_settings import DtypeSettings
+
+Instructions = Literal["none", "paper"]
+
+
+def _number_of_bytes(size: str) -> str:
+    try:
+        TypeAdapter(ByteSize).validate_python(size)
+    except ValidationError:
+        raise ValueError(f"write a number and a unit, such as 20GB (got {size!r})") from None
+    return size
+
+
+class ScoringSettings(DtypeSettings):
+    """Settings that ``eval-mteb``, ``evaluate`` and a recipe's ``[evaluation]`` have in common."""
+
+    benchmark: str | None = None
+    """The model is scored on this benchmark of mteb, such as ``MTEB(eng, v1)``."""
+    instructions: Instructions = "none"
+    """paper puts the NeoBERT paper's instructions (tables 8 and 9) before the texts of the tasks
+    of MTEB(eng, v1), for a model trained with such instructions; none leaves the model its own
+    prompts. A task folder keeps its prompts either way."""
+    data_dir: Path | None = Field(default=None, strict=False)
+    """mteb's tasks read this mirror of hub repositories, a folder owner/name for each, and never
+    the hub; by default a repository is read from $EMBEDKIT_HUB/owner/name if that folder exists,
+    else from the hub."""
+    cache: bool = True
+    """Vectors are kept under $EMBEDKIT_CACHE, so that no text is encoded twice."""
+    cache_size: Annotated[str, AfterValidator(_number_of_bytes)] = "20GB"
+    """All kept vectors take at most this much room; those used longest ago are deleted first."""
+
+    @property
+    def mirror(self) -> Path | None:
+        """``data_dir``, which may start with ``~`` or ``$EMBEDKIT_DATA``, as a path."""
+        return Path(expand(str(self.data_dir))) if self.data_dir else None
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Room for kept vectors in bytes; ``None`` if none are kept."""
+        return int(TypeAdapter(ByteSize).validate_python(self.cache_size)) if self.cache else None
+
+
+class Evaluation(ScoringSettings):
+    """Tasks that a run is evaluated on, the steps at which it is, and how it is scored."""
+
+    held_out: bool = False
+    """The run is evaluated on the concepts that the mixture's manifests hold out."""
+    task_dirs: tuple[str, ...] = Field(default=(), strict=False)
+    """The run is evaluated on the tasks in these folders, whose paths may start with
+    ``$EMBEDKIT_DATA``."""
+    tasks: tuple[str, ...] = Field(default=(), strict=False)
+    """The run is evaluated on these tasks of mteb, by their names."""
+    max_documents: PositiveInt | None = None
+    """The corpus of each held-out task has at most this many documents."""
+    before: bool = True
+    """Whether the backbone is evaluated too, before the first step."""
+    every: PositiveInt | None = None
+    """Number of steps between two evaluations on the way. If unset, there is only one, at the
+    end."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the recipe names anything to evaluate on."""
+        return bool(self.held_out or self.task_dirs or self.tasks or self.benchmark)
