@@ -3,6 +3,7 @@
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -23,6 +24,19 @@ _TOKENS = 16_384
 """Number of tokens in one forward pass."""
 _TEXTS = 8_192
 """Number of texts that are tokenized and sorted by length at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What reports say of a model besides its name."""
+
+    parameters: int
+    memory: int
+    """Bytes of all parameters."""
+    width: int
+    """Number of dimensions of a vector."""
+    max_tokens: int
+    """Length to which texts are truncated, special tokens included."""
 
 
 class EmbeddingModel(nn.Module, ABC):
@@ -60,6 +74,16 @@ class EmbeddingModel(nn.Module, ABC):
     def positions_before_text(self) -> int:
         """Number of positions in front of every text: context slots and soft prompts, if any."""
         return 0
+
+    @property
+    def facts(self) -> Facts:
+        parameters = list(self.parameters())
+        return Facts(
+            parameters=sum(parameter.numel() for parameter in parameters),
+            memory=sum(parameter.nbytes for parameter in parameters),
+            width=self.width,
+            max_tokens=self.max_tokens,
+        )
 
     @property
     def device(self) -> torch.device:

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from embedkit.models.embedding_model import Facts
+
 
 class Counting:
     """Vectors made of hashes, and a note of the texts that were encoded."""
@@ -12,6 +14,7 @@ class Counting:
     name = identity = "counting"
     prompts: Mapping[str, str] = {}
     default_prompt_name: str | None = None
+    facts = Facts(parameters=0, memory=0, width=4, max_tokens=512)
 
     def __init__(self) -> None:
         self.rounds: list[list[str]] = []

