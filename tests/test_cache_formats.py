@@ -30,8 +30,10 @@ from embedkit.data.sources.readers.icd import IcdReader
 from embedkit.data.sources.readers.obo import OboReader
 from embedkit.data.text import tokenized
 from embedkit.data.text.texts import Texts
+from embedkit.evaluation import query_results
 from embedkit.evaluation.encoding import vector_cache
 from embedkit.evaluation.encoding.vector_cache import VectorCache, keys_of
+from embedkit.evaluation.query_results import QueryResult, write_query_results
 from embedkit.mining import stored_vectors
 from embedkit.storage import cache
 from embedkit.storage.blocks import BlockFile
@@ -43,6 +45,7 @@ NOTED = {
     "data/pairs/lengths.py": (1, "27aec2f83adec0ebcf0865802b901630"),
     "data/text/tokenized.py": (1, "03c743a75832424ddfed10974c7bfa89"),
     "mining/stored_vectors.py": (2, "ed65bcfbc8efc123cbb6c73bb7a27526"),
+    "evaluation/query_results.py": (1, "34322218a1e5e1a3aa796a2c8e0794f3"),
     "evaluation/encoding/vector_cache.py": (2, "96f8393445234507c1bb457983d8e166"),
 }
 
@@ -228,6 +231,14 @@ def test_blocks_of_vectors(tmp_path: Path) -> None:
     for block in file.missing():
         file.write(block, vectors(5)[file.rows_of(block)])
     check("mining/stored_vectors.py", stored_vectors.FORMAT, files_of(tmp_path))
+
+
+def test_results_of_queries(tmp_path: Path) -> None:
+    result = QueryResult("test", "default", "q", 0.5, 2, ["d3", "d1"], [0.75, 0.5], ["d1"])
+    write_query_results(tmp_path / "task.parquet", "ndcg_at_10", [result])
+    table = pq.read_table(tmp_path / "task.parquet")
+    found = [str(table.schema), table.to_pylist()]
+    check("evaluation/query_results.py", query_results.FORMAT, found)
 
 
 def test_kept_vectors(tmp_path: Path) -> None:

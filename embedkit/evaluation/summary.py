@@ -52,6 +52,12 @@ class TaskScore:
     """Version of mteb that measured the score; several are joined by commas."""
     dtype: str = "not recorded"
     """Precision of the model, such as ``float16``."""
+    queries: Mapping[str, str] = field(default_factory=dict)
+    """File of the result of each query by task or part, relative to the folder of the summary.
+    Tasks that are neither retrieval nor reranking have none; earlier versions wrote none."""
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """Folder that the data were read from, by task or part: a task folder or a repository in a
+    mirror, absolute or relative to the folder of the summary. Data from the hub have none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ is a copy in mteb's own layout, for mteb to read.
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from embedkit.evaluation.encoding.encoders import TextEncoder
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb.mirror import with_local_data
 from embedkit.evaluation.mteb.published_results import PublishedResults
+from embedkit.evaluation.mteb.query_recorder import recorded_queries
 from embedkit.evaluation.mteb.task_prompts import Origin, resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves
 from embedkit.evaluation.mteb.text_statistics import corpus_of
@@ -142,16 +144,19 @@ class _Scorer:
                 "hash": context.hash,
             }
         model = _MtebEncoder(encoder, sha256_of_json([identity, prompts, *data]), prompts)
-        _delete_if_torn(self.cache.get_task_result_path(metadata.name, model.mteb_model_meta))
+        path = self.cache.get_task_result_path(metadata.name, model.mteb_model_meta)
+        _delete_if_torn(path)
+        of_queries = path.with_suffix(".parquet")
         # The bar would be mteb's; the batch size is only how many texts its loader hands over.
-        results = mteb.evaluate(
-            model,
-            task,
-            cache=self.cache,
-            co2_tracker=False,
-            show_progress_bar=False,
-            encode_kwargs={"batch_size": 512, "show_progress_bar": False},
-        )
+        with recorded_queries(task, of_queries):
+            results = mteb.evaluate(
+                model,
+                task,
+                cache=self.cache,
+                co2_tracker=False,
+                show_progress_bar=False,
+                encode_kwargs={"batch_size": 512, "show_progress_bar": False},
+            )
         if not results.task_results:
             # mteb reports a private data set out of reach, and raises nothing.
             raise RuntimeError("; ".join(error.exception for error in results.exceptions or ()))
@@ -175,6 +180,8 @@ class _Scorer:
             prompt_origin=origin,
             mteb_version=result.mteb_version or "not recorded",
             dtype=self.dtype,
+            queries=_named(metadata.name, of_queries, self.cache.cache_path),
+            folders=_named(metadata.name, Path(metadata.dataset["path"]), self.cache.cache_path),
         )
         return score, result
 
@@ -225,6 +232,8 @@ class _Scorer:
             splits=tuple(task.eval_splits),
             parts={part.name: part.score for part in parts},
             contexts={name: facts for part in parts for name, facts in part.contexts.items()},
+            queries={name: file for part in parts for name, file in part.queries.items()},
+            folders={name: path for part in parts for name, path in part.folders.items()},
             prompt_origin=max((part.prompt_origin for part in parts), key=get_args(Origin).index),
             mteb_version=", ".join(sorted({part.mteb_version for part in parts})),
             dtype=self.dtype,
@@ -255,6 +264,18 @@ class _MtebEncoder:
         prompt = self._prompts[prompt_type.value if prompt_type else "text"]
         vectors = self._encoder.encode(list(row_of), prompt=prompt)
         return vectors if len(row_of) == len(rows) else vectors[rows]
+
+
+def _named(task: str, path: Path, output: Path) -> dict[str, str]:
+    """Return a path by the task's name, if it exists, so that it is found from ``output``.
+
+    What lies beside the output is found from there even after both have been moved.
+    """
+    if not path.exists():
+        return {}
+    near = path.resolve().is_relative_to(output.resolve().parent)
+    place = os.path.relpath(path.resolve(), output.resolve()) if near else str(path.resolve())
+    return {task: Path(place).as_posix()}
 
 
 def _delete_if_torn(path: Path) -> None:
