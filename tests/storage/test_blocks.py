@@ -150,3 +150,26 @@ def test_no_rows_can_be_read_too(tmp_path: Path) -> None:
     file = BlockFile(tmp_path / "rows", FLOATS, rows=0, width=3, block=2)
     assert file.missing() == []
     assert file.mapped().shape == (0, 3)
+
+
+def test_a_file_without_a_number_of_rows_grows_by_whole_blocks(tmp_path: Path) -> None:
+    def opened() -> BlockFile:
+        return BlockFile(tmp_path / "rows", FLOATS, width=2, block=2)
+
+    assert opened().rows == 0
+    opened().write(0, np.concatenate([FIRST, SECOND]))
+    opened().write(2, FIRST)
+    assert opened().rows == 6
+    with pytest.raises(AssertionError):
+        opened().write(3, LAST)
+    assert opened().is_whole()
+    blocks_read = [opened().read(block) for block in range(4)]
+    assert [rows.tolist() if rows is not None else None for rows in blocks_read] == [
+        FIRST.tolist(),
+        SECOND.tolist(),
+        FIRST.tolist(),
+        None,
+    ]
+    os.truncate(tmp_path / "rows", 33)
+    assert opened().rows == 6
+    assert opened().read(2) is None

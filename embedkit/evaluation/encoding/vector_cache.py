@@ -2,24 +2,31 @@
 
 import hashlib
 import os
+import shutil
 import warnings
-from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from embedkit.storage.blocks import DamagedBlockError, KeyedBlock, Keys
+from embedkit.storage.blocks import BlockFile
 from embedkit.storage.hashing import sha256_of_text
 
-FORMAT = 2
-"""Number of the format, which is part of every file's name. Files of other formats are not read,
-and are deleted when the files in use need room."""
-_SUFFIX = ".block"
-_SUFFIXES = (_SUFFIX, ".keys", ".vectors")
-"""Suffixes of the files that the cache may delete; the last two belong to format 1."""
+Keys = NDArray[np.uint64]
+"""Shapes: ``(texts, 2)``, the 128 bits of a hash."""
+
+FORMAT = 3
+"""Number of the format, which is part of every folder's name. Other formats are not read, and are
+deleted when the vectors in use need room."""
+_BLOCK = 256
+"""Number of texts in a block."""
+_KEY_BYTES = 16
+_SUFFIX = ".texts"
+_SUFFIXES = (_SUFFIX, ".block", ".keys", ".vectors")
+"""Suffixes of what the cache may delete; all but the first belong to earlier formats."""
 
 
 def keys_of(texts: Sequence[str]) -> Keys:
@@ -34,18 +41,18 @@ def keys_of(texts: Sequence[str]) -> Keys:
 class VectorCache:
     """A folder of vectors on a local disk, which several processes may use at once.
 
-    The vectors of one model under one prompt are a group of files, one for each call of ``keep``.
-    A damaged file is deleted with a warning: its texts are not found, and can be kept again.
+    The vectors of one model under one prompt are a group, in a folder of its own. Texts of a
+    damaged block are not found, with a warning, and can be kept again.
 
-    To keep the folder below ``max_bytes``, whole groups are deleted, the least recently used first.
-    The group in use stays; once it fills the folder alone, no more vectors are kept.
+    To stay below ``max_bytes``, whole groups are deleted, the least recently used first. The group
+    in use stays; once it fills the cache alone, no more vectors are kept.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._max_bytes = folder, max_bytes
         self._lock = FileLock(folder / ".lock")
-        self._indices = defaultdict[str, _Index](lambda: _Index([]))
+        self._groups: dict[str, _Group] = {}
 
     def find(
         self, identity: str, prompt: str, keys: Keys
@@ -54,83 +61,121 @@ class VectorCache:
 
         Shapes: ``(texts,)`` and ``(found, D)``.
         """
-        group = _group(identity, prompt)
         with self._lock:
-            while True:
-                try:
-                    index = self._index(group)
-                    found, vectors = index.find(keys)
-                except DamagedBlockError as error:
-                    # Another file may hold some of its texts too: look again without it.
-                    (path,) = error.args
-                    remark = f"{path}: is damaged, so its texts are encoded again"
-                    warnings.warn(remark, stacklevel=2)
-                    path.unlink(missing_ok=True)
-                    continue
-                if index.blocks:
-                    os.utime(index.blocks[0].path)
-                return found, vectors
+            return self._group(identity, prompt).find(keys)
 
     def keep(self, identity: str, prompt: str, keys: Keys, vectors: NDArray[np.float32]) -> None:
         """Add vectors, if there is room or room can be made. Shapes: ``(texts, D)``."""
-        group = _group(identity, prompt)
-        name = hashlib.sha256(keys.tobytes()).hexdigest()[:32]
         with self._lock:
-            if self._make_room(group, KeyedBlock.size(*vectors.shape)):
-                KeyedBlock.write(self._folder / f"{group}.{name}{_SUFFIX}", keys, vectors)
+            group = self._group(identity, prompt)
+            if self._make_room(group.folder, _Group.size(*vectors.shape)):
+                group.add(keys, vectors)
 
-    def _index(self, group: str) -> "_Index":
-        """Return the index of a group, made anew when another process has changed its files."""
-        opened = {block.path: block for block in self._indices[group].blocks}
-        paths = sorted(self._folder.glob(f"{group}.*{_SUFFIX}"))
-        if paths != list(opened):
-            blocks = [opened.get(path) or KeyedBlock(path) for path in paths]
-            self._indices[group] = _Index(blocks)
-        return self._indices[group]
+    def _group(self, identity: str, prompt: str) -> "_Group":
+        name = sha256_of_text(f"{FORMAT}\n{identity}\n{prompt}")[:32]
+        return self._groups.setdefault(name, _Group(self._folder / f"{name}{_SUFFIX}"))
 
-    def _make_room(self, group: str, needed: int) -> bool:
-        groups: dict[str, dict[Path, os.stat_result]] = defaultdict(dict)
-        for path in self._folder.iterdir():
-            if path.suffix in _SUFFIXES:
-                groups[path.name.partition(".")[0]][path] = path.stat()
-        used = needed + sum(stat.st_size for files in groups.values() for stat in files.values())
-        groups.pop(group, None)
-        by_age = sorted(groups.values(), key=lambda g: max(stat.st_mtime_ns for stat in g.values()))
-        for files in by_age:
+    def _make_room(self, in_use: Path, needed: int) -> bool:
+        """Delete what was used longest ago; return whether ``needed`` bytes fit now."""
+        paths = [path for path in self._folder.iterdir() if path.suffix in _SUFFIXES]
+        sizes = {path: sum(file.stat().st_size for file in _files(path)) for path in paths}
+        used = needed + sum(sizes.values())
+        for path in sorted(sizes.keys() - {in_use}, key=lambda path: path.stat().st_mtime_ns):
             if used <= self._max_bytes:
                 break
-            for path, stat in files.items():
-                path.unlink(missing_ok=True)
-                used -= stat.st_size
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            used -= sizes[path]
         return used <= self._max_bytes
 
 
-def _group(identity: str, prompt: str) -> str:
-    """Return the beginning of the names of a group's files."""
-    return sha256_of_text(f"{FORMAT}\n{identity}\n{prompt}")[:32]
+def _files(path: Path) -> list[Path]:
+    """Return the files of a folder, or the file itself."""
+    return list(path.iterdir()) if path.is_dir() else [path]
 
 
-class _Index:
-    """The keys of all blocks of a group in order, for a binary search."""
+class _Group:
+    """The vectors of one model under one prompt, in blocks of a file of keys and one of vectors.
 
-    def __init__(self, blocks: Sequence[KeyedBlock]) -> None:
-        self.blocks = blocks
-        keys = np.concatenate([np.empty((0, 2), np.uint64), *(block.keys for block in blocks)])
-        self._ends = np.cumsum([len(block.keys) for block in blocks], dtype=np.int64)
-        self._order = np.argsort(keys[:, 0], kind="stable")
-        self._keys = keys[self._order]
+    Texts that are added begin a new block. Rows without a text have the key 0, as have those of
+    damaged blocks.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._key_file = BlockFile(folder / "keys", np.dtype(np.uint64), width=2, block=_BLOCK)
+        self._read_at: tuple[int, ...] = ()
+
+    @staticmethod
+    def size(texts: int, width: int) -> int:
+        """Return how many bytes so many texts take, but for digests."""
+        return (texts + -texts % _BLOCK) * (_KEY_BYTES + 4 * width)
 
     def find(self, keys: Keys) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-        """Return which keys are in a block, and their vectors, as ``VectorCache.find`` does."""
-        if not len(self._keys):
-            return np.zeros(len(keys), dtype=np.bool_), np.empty((0, 0), np.float32)
-        places = np.searchsorted(self._keys[:, 0], keys[:, 0]).clip(max=len(self._keys) - 1)
-        # Two keys that agree in their first half alone count as one that is not there.
-        found = (self._keys[places] == keys).all(axis=1)
-        rows = self._order[places[found]]
-        vectors = np.empty((len(rows), self.blocks[0].width), np.float32)
-        owners = np.searchsorted(self._ends, rows, side="right")
-        for number in np.unique(owners):
-            owned, block = owners == number, self.blocks[number]
-            vectors[owned] = block.take(rows[owned] - (self._ends[number] - len(block.keys)))
-        return found, vectors
+        """Return which keys are there, and their vectors, as ``VectorCache.find`` does."""
+        while self._key_file.rows:
+            os.utime(self.folder)
+            if self._read_at != self._state():
+                self._read_keys()
+            places = np.searchsorted(self._keys[:, 0], keys[:, 0]).clip(max=len(self._keys) - 1)
+            # Two keys that agree in their first half alone count as one that is not there.
+            found = (self._keys[places] == keys).all(axis=1)
+            vectors = self._take(self._order[places[found]])
+            # If a block was damaged, another may hold some of its texts too: look again.
+            if vectors is not None:
+                return found, vectors
+        return np.zeros(len(keys), dtype=np.bool_), np.empty((0, 0), np.float32)
+
+    def add(self, keys: Keys, vectors: NDArray[np.float32]) -> None:
+        """Append texts. Shapes: vectors ``(texts, D)``.
+
+        Keys are written last, so that a killed process leaves vectors that no key leads to.
+        """
+        self.folder.mkdir(exist_ok=True)
+        os.utime(self.folder)
+        block, no_texts = self._key_file.rows // _BLOCK, [(0, -len(keys) % _BLOCK), (0, 0)]
+        self._vector_file(vectors.shape[1]).write(block, np.pad(vectors, no_texts))
+        self._key_file.write(block, np.pad(keys, no_texts))
+
+    def _read_keys(self) -> None:
+        """Sort the keys for a binary search."""
+        self._drop(self._key_file.missing())
+        keys = self._key_file.mapped()
+        self._order = np.argsort(keys[:, 0], kind="stable")
+        self._keys, self._read_at = keys[self._order], self._state()
+
+    def _take(self, rows: NDArray[np.int64]) -> NDArray[np.float32] | None:
+        """Return the vectors of rows; if a block is damaged, drop its texts and return ``None``."""
+        # Without the file of vectors, all blocks of the file that this names count as damaged.
+        width = next((int(path.stem) for path in self.folder.glob("*.vectors")), 1)
+        file, damaged = self._vector_file(width), []
+        vectors = np.empty((len(rows), width), np.float32)
+        order = np.argsort(rows)
+        blocks, starts = np.unique(rows[order] // _BLOCK, return_index=True)
+        for block, places in zip(blocks.tolist(), np.split(order, starts)[1:], strict=True):
+            content = file.read(block)
+            if content is None:
+                damaged.append(block)
+            else:
+                vectors[places] = content[rows[places] % _BLOCK]
+        if not damaged:
+            return vectors
+        remark = f"{len(damaged)} blocks are damaged, so their texts are encoded again"
+        warnings.warn(f"{self.folder}: {remark}", stacklevel=2)
+        self._drop(damaged)
+        return None
+
+    def _drop(self, blocks: Sequence[int]) -> None:
+        """Make the texts of some blocks unknown."""
+        for block in blocks:
+            self._key_file.write(block, np.zeros((_BLOCK, 2)))
+
+    def _vector_file(self, width: int) -> BlockFile:
+        path = self.folder / f"{width}.vectors"
+        return BlockFile(path, np.dtype(np.float32), width=width, block=_BLOCK)
+
+    def _state(self) -> tuple[int, ...]:
+        """Return numbers that change with the file of keys; none if there is no file."""
+        with suppress(FileNotFoundError):
+            stat = (self.folder / "keys").stat()
+            return stat.st_ino, stat.st_size, stat.st_mtime_ns
+        return ()
