@@ -20,6 +20,7 @@ from embedkit.evaluation.encoding.in_context import ContextualEncoder, encoder_o
 from embedkit.evaluation.encoding.vector_cache import VectorCache
 from embedkit.evaluation.mteb.estimate import Estimate
 from embedkit.evaluation.mteb.estimate import estimate as estimate_tasks
+from embedkit.evaluation.mteb.instructions import Instructions
 from embedkit.evaluation.mteb.mirror import check_mirror
 from embedkit.evaluation.mteb.scoring import evaluate as score_tasks
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks, tasks_of
@@ -30,7 +31,6 @@ from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.load import opened
 from embedkit.recipe import Recipe, as_recipe
 from embedkit.storage import cache
-from embedkit.tokens.prompts import benchmark_prompts
 
 
 def evaluate(
@@ -84,17 +84,19 @@ def score(
             inner = CachedEncoder(inner, kept)
         return Truncated(inner, settings.truncate_dim) if settings.truncate_dim else inner
 
-    return _encoder(model, settings).run_on_main(
-        lambda encoder: score_tasks(
+    def scored(encoder: DistributedEncoder) -> Summary:
+        chosen = tasks()
+        return score_tasks(
             encoder,
-            tasks(),
+            chosen,
             output,
             around=around,
-            instructions=_instructions(settings),
+            instructions=_instructions(settings, chosen),
             dtype=str(model.autocast or "float32").removeprefix("torch."),
             data_dir=settings.mirror,
         )
-    )
+
+    return _encoder(model, settings).run_on_main(scored)
 
 
 def estimate(
@@ -119,10 +121,11 @@ def estimate(
     if isinstance(encoder, ContextualEncoder) and encoder.frozen is None:
         documents = encoder.num_documents
     with tempfile.TemporaryDirectory() as folder:
+        chosen = _select(tasks, resolved, Path(folder), settings)
         return estimate_tasks(
             subject,
-            _select(tasks, resolved, Path(folder), settings),
-            _instructions(settings),
+            chosen,
+            _instructions(settings, chosen),
             settings.mirror,
             context_documents=documents,
         )
@@ -155,8 +158,11 @@ def _select(
     return chosen
 
 
-def _instructions(settings: EvaluationSettings) -> dict[str, str]:
-    return benchmark_prompts() if settings.instructions == "paper" else {}
+def _instructions(settings: EvaluationSettings, tasks: Sequence[AbsTask]) -> Instructions:
+    """Return the instructions that are asked for, and verify that they are those of tasks."""
+    instructions = Instructions.asked_for(settings.instructions)
+    instructions.check([part for task in tasks for part in leaves(task)])
+    return instructions
 
 
 def _encoder(model: EmbeddingModel, settings: EvaluationSettings) -> DistributedEncoder:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Required, TypedDict
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from embedkit.config import from_arguments
-from embedkit.recipe import Dtype, DtypeSettings, Instructions, ScoringSettings
+from embedkit.recipe import Dtype, DtypeSettings, ScoringSettings
 
 ComparisonFormat = Literal["text", "csv", "latex", "markdown"]
 
@@ -28,7 +28,7 @@ class EvaluationOptions(TypedDict, total=False):
     """The types of ``EvaluationSettings`` as keyword arguments, for type checkers and editors."""
 
     benchmark: str | None
-    instructions: Instructions
+    instructions: str | Path
     data_dir: str | Path | None
     cache: bool
     cache_size: str

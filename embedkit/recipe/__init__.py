@@ -3,7 +3,6 @@
 from embedkit.recipe.dtype_settings import Dtype as Dtype
 from embedkit.recipe.dtype_settings import DtypeSettings as DtypeSettings
 from embedkit.recipe.evaluation_settings import Evaluation as Evaluation
-from embedkit.recipe.evaluation_settings import Instructions as Instructions
 from embedkit.recipe.evaluation_settings import ScoringSettings as ScoringSettings
 from embedkit.recipe.explain import explain as explain
 from embedkit.recipe.finetune_recipe import ContextualConfig as ContextualConfig
@@ -11,6 +10,7 @@ from embedkit.recipe.finetune_recipe import Data as Data
 from embedkit.recipe.finetune_recipe import Lora as Lora
 from embedkit.recipe.finetune_recipe import ModelSettings as ModelSettings
 from embedkit.recipe.finetune_recipe import Recipe as Recipe
+from embedkit.recipe.instructions import Instructions as Instructions
 from embedkit.recipe.load_recipes import as_recipe as as_recipe
 from embedkit.recipe.load_recipes import default_output as default_output
 from embedkit.recipe.load_recipes import load_any_recipe as load_any_recipe

@@ -1,14 +1,13 @@
 """Settings of evaluation: those that a recipe shares with the command, and a recipe's own."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, ByteSize, Field, PositiveInt, TypeAdapter, ValidationError
 
 from embedkit.config import expand
 from embedkit.recipe.dtype_settings import DtypeSettings
-
-Instructions = Literal["none", "paper"]
+from embedkit.recipe.instructions import Instructions
 
 
 def _number_of_bytes(size: str) -> str:
@@ -24,10 +23,11 @@ class ScoringSettings(DtypeSettings):
 
     benchmark: str | None = None
     """The model is scored on this benchmark of mteb, such as ``MTEB(eng, v1)``."""
-    instructions: Instructions = "none"
+    instructions: Instructions = Field(default="none", examples=["none", "paper", "FILE"])
     """paper puts the NeoBERT paper's instructions (tables 8 and 9) before the texts of the tasks
-    of MTEB(eng, v1), for a model trained with such instructions; none leaves the model its own
-    prompts. A task folder keeps its prompts either way."""
+    of MTEB(eng, v1), for a model trained with such instructions. A TOML or JSON file puts its
+    prefixes, each under a task's exact name or under NAME-query and NAME-document. none leaves task
+    folders and the model their own prompts."""
     data_dir: Path | None = Field(default=None, strict=False)
     """mteb's tasks read this mirror of hub repositories, a folder owner/name for each, and never
     the hub; by default a repository is read from $EMBEDKIT_HUB/owner/name if that folder exists,

@@ -37,7 +37,11 @@ COMMANDS: dict[str, tuple[type[Section], type]] = {
     "eval-mteb": (embedkit.EvaluationSettings, EvaluationOptions),
     "eval-perplexity": (embedkit.PerplexitySettings, PerplexityOptions),
 }
-WIDER = {"data_dir": str | Path | None, "lengths": "Sequence[int] | str"}
+WIDER = {
+    "instructions": str | Path | None,
+    "data_dir": str | Path | None,
+    "lengths": "Sequence[int] | str",
+}
 """Arguments that may also be given in a form that the settings turn into their own."""
 
 

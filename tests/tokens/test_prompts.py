@@ -7,6 +7,7 @@ from sentence_transformers import SentenceTransformer
 
 from embedkit import api
 from embedkit.config import read_toml
+from embedkit.evaluation.mteb.instructions import Instructions
 from embedkit.evaluation.mteb.task_prompts import resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
 from embedkit.models import hub
@@ -45,7 +46,7 @@ def test_mteb_gives_an_export_the_paper_s_prompts_by_itself(
             assert name is not None
             assert theirs.model_prompts[name] == expected[part.metadata.name]
         # So that nobody has to ask for them.
-        ours, origin = resolve_prompts(part, stored, {})
+        ours, origin = resolve_prompts(part, stored, Instructions())
         assert (set(ours.values()), origin) == ({expected[part.metadata.name]}, "the model's own")
     # What training said is there as well; the card names the benchmark instead of its tasks.
     assert theirs.model_prompts["query"] == "query: "

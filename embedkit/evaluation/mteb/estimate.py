@@ -15,6 +15,7 @@ from rich.table import Column, Table
 
 from embedkit.errors import DataError
 from embedkit.evaluation.encoding.vector_cache import keys_of
+from embedkit.evaluation.mteb.instructions import NO_INSTRUCTIONS, Instructions
 from embedkit.evaluation.mteb.mirror import with_local_data
 from embedkit.evaluation.mteb.task_prompts import resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves
@@ -96,7 +97,7 @@ class Estimate:
 def estimate(
     model: EmbeddingModel,
     tasks: Sequence[AbsTask],
-    instructions: Mapping[str, str],
+    instructions: Instructions = NO_INSTRUCTIONS,
     data_dir: Path | None = None,
     *,
     context_documents: int | None = None,

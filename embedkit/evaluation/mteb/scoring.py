@@ -27,6 +27,7 @@ from mteb.types import PromptType
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.encoders import TextEncoder
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
+from embedkit.evaluation.mteb.instructions import NO_INSTRUCTIONS, Instructions
 from embedkit.evaluation.mteb.mirror import with_local_data
 from embedkit.evaluation.mteb.published_results import PublishedResults
 from embedkit.evaluation.mteb.query_recorder import recorded_queries
@@ -46,7 +47,7 @@ def evaluate(
     output: Path,
     *,
     around: Callable[[TextEncoder], TextEncoder] = lambda encoder: encoder,
-    instructions: Mapping[str, str] | None = None,
+    instructions: Instructions = NO_INSTRUCTIONS,
     dtype: str = "float32",
     data_dir: Path | None = None,
 ) -> Summary:
@@ -61,8 +62,7 @@ def evaluate(
         tasks: tasks from ``select_tasks``.
         output: folder of the results; one folder can hold those of many models.
         around: wraps the encoder in a cache or the like; a contextual one within its context.
-        instructions: prefixes by the exact names of mteb's tasks, which replace the model's own.
-            Task folders have none.
+        instructions: prefixes that the user asks for, which replace the model's own.
         dtype: precision of the model, for the record.
         data_dir: folder that mteb's tasks read instead of the hub: see ``with_local_data``.
     """
@@ -71,8 +71,8 @@ def evaluate(
     wrapped = around(encoder)
     identity = wrapped.identity
     cache = ResultCache(output)
-    given = dict(instructions or {})
-    published = PublishedResults(output / "mteb", wrapped, given, identity)
+    published = PublishedResults(output / "mteb", wrapped, instructions.prefixes, identity)
+    given = instructions
     scorer = _Scorer(encoder, around, wrapped, identity, cache, published, given, data_dir, dtype)
     scores: dict[str, TaskScore] = {}
     failed: dict[str, str] = {}
@@ -104,7 +104,7 @@ class _Scorer:
     """Hash of ``wrapped``, stored because it is computed from all weights."""
     cache: ResultCache
     published: PublishedResults
-    instructions: dict[str, str]
+    instructions: Instructions
     data_dir: Path | None
     dtype: str
 

@@ -6,11 +6,13 @@ from typing import Literal, NamedTuple
 
 import mteb
 from mteb.abstasks.abstask import AbsTask
-from mteb.abstasks.retrieval import AbsTaskRetrieval
 
+from embedkit.evaluation.mteb.instructions import Instructions, sides_of
 from embedkit.tokens.prompts import SEARCH
 
-Origin = Literal["none", "the model's own", "the paper's", "the task folder's own"]
+Origin = Literal[
+    "none", "the model's own", "the paper's", "the task folder's own", "the instructions file's"
+]
 """Origins of a task's prompts; an aggregate takes the last of these that any of its parts has."""
 
 
@@ -24,34 +26,36 @@ class Prompts(NamedTuple):
 def resolve_prompts(
     task: AbsTask,
     stored: Mapping[str, str],
-    instructions: Mapping[str, str],
+    instructions: Instructions,
     *,
     default: str | None = None,
     contextual: bool = False,
 ) -> Prompts:
-    """Return a task folder's own prompts, else the instruction for mteb's task, else the model's.
+    """Return the prompts of a file, a task folder, the paper or the model, whichever comes first.
 
     Args:
         task: task that is scored itself, not as the mean of others.
         stored: the model's prompts by side, task or type, as in sentence-transformers.
-        instructions: prefixes by the exact names of mteb's tasks; task folders have none.
+        instructions: prefixes that the user asks for. A file's come before all others; the paper's
+            are for mteb's tasks, and no task folder gets one.
         default: key of the prompt that the model applies to texts without a side.
-        contextual: whether prompts that the model stores by use come before the instructions.
+        contextual: whether prompts that the model stores by use come before the paper's.
     """
-    sided = isinstance(task, AbsTaskRetrieval) or getattr(task, "input1_prompt_type", None)
-    sides = ("query", "document") if sided else ("text",)
-    name, folder_prompts = task.metadata.name, getattr(task, "own_prompts", None)
+    sides, told = sides_of(task), instructions.of(task)
+    folder_prompts = getattr(task, "own_prompts", None)
     origin: Origin = "the model's own"
     if folder_prompts:
         origin = "the task folder's own"
         by_side = {side: folder_prompts.get(side, "") for side in sides}
     elif contextual and (by_use := _by_use(task, stored)):
         by_side = {side: by_use[side] for side in sides}
-    elif name in instructions and folder_prompts is None:
-        origin = "the paper's"
-        by_side = dict.fromkeys(sides, instructions[name])
+    elif told and not instructions.file and folder_prompts is None:
+        origin, by_side = "the paper's", told
     else:
         by_side = {side: _as_mteb_does(task, side, stored, default) for side in sides}
+    if told and instructions.file:
+        # A side that the file does not name keeps its prompt.
+        origin, by_side = "the instructions file's", by_side | told
     return Prompts(by_side, origin if any(by_side.values()) else "none")
 
 

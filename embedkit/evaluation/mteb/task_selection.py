@@ -14,6 +14,7 @@ from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.pairs.held_out import write_tasks
 from embedkit.data.pairs.records import Records
 from embedkit.errors import UserError
+from embedkit.evaluation.mteb.instructions import Instructions
 from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.recipe import Evaluation, Recipe, as_recipe
 
@@ -45,9 +46,13 @@ def leaves(task: AbsTask) -> list[AbsTask]:
 
 
 def check_tasks(wanted: Evaluation) -> None:
-    """Raise for a wrong task name or a broken task folder before training instead of after it."""
+    """Raise for what is wrong with tasks or instructions before training instead of after it."""
+    instructions = Instructions.asked_for(wanted.instructions)
     if wanted.benchmark or wanted.tasks or wanted.task_dirs:
-        select_tasks(wanted.benchmark, wanted.tasks, _folders(wanted))
+        tasks = select_tasks(wanted.benchmark, wanted.tasks, _folders(wanted))
+        # The concepts that are held out make further tasks, which a file may name.
+        if not wanted.held_out:
+            instructions.check([part for task in tasks for part in leaves(task)])
 
 
 def check_held_out(wanted: Evaluation, manifests: Sequence[Manifest]) -> None:

@@ -21,6 +21,7 @@ from embedkit.errors import UserError
 from embedkit.evaluation.encoding.encoders import CachedEncoder, Truncated
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.encoding.vector_cache import VectorCache
+from embedkit.evaluation.mteb.instructions import Instructions
 from embedkit.evaluation.mteb.mirror import from_mirror
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.mteb.task_prompts import resolve_prompts
@@ -228,7 +229,7 @@ def test_a_frozen_context_is_that_of_every_task(tmp_path: Path) -> None:
 )
 def test_the_prompt_is_that_of_the_use(name: str, expected: Mapping[str, str]) -> None:
     (task,) = select_tasks(tasks=[name])
-    given = {name: "told: "}
+    given = Instructions({name: "told: "})
 
     def resolved(stored: Mapping[str, str], *, contextual: bool = True) -> Mapping[str, str]:
         return resolve_prompts(task, stored, given, contextual=contextual).by_side

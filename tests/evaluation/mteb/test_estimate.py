@@ -12,6 +12,7 @@ from embedkit.evaluation.encoding.encoders import CachedEncoder
 from embedkit.evaluation.encoding.vector_cache import VectorCache
 from embedkit.evaluation.mteb import estimate as estimating
 from embedkit.evaluation.mteb.estimate import estimate
+from embedkit.evaluation.mteb.instructions import Instructions
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.mteb.task_selection import select_tasks
 from embedkit.evaluation.mteb.text_statistics import published
@@ -33,12 +34,14 @@ def test_an_estimate_counts_what_is_then_encoded(
     tasks = select_tasks(tasks=list(ONE_OF_EACH_TYPE))
     prompts = benchmark_prompts()
     embedder = hub.load(str(tiny_model))
-    found = estimate(embedder, tasks, instructions=prompts, data_dir=mirror)
+    found = estimate(embedder, tasks, instructions=Instructions(prompts), data_dir=mirror)
     inner, count = Counting(), {}
     encoder = CachedEncoder(inner, VectorCache(tmp_path / "vectors", 10**6))
     for task in tasks:
         inner.rounds.clear()
-        evaluate(encoder, [task], tmp_path / "out", instructions=prompts, data_dir=mirror)
+        evaluate(
+            encoder, [task], tmp_path / "out", instructions=Instructions(prompts), data_dir=mirror
+        )
         count[task.metadata.name] = sum(len(texts) for texts in inner.rounds)
     assert {each.name: each.new for each in found.tasks} == count
     # The two STS tasks have one instruction and the same rows.
@@ -51,7 +54,7 @@ def test_an_estimate_counts_what_is_then_encoded(
 def test_tokens_are_those_behind_the_prompt(tmp_path: Path, tiny_model: Path) -> None:
     (task,) = read_task_folders(write_task(tmp_path / "mine", "sts", instruction="Compare."))
     embedder = hub.load(str(tiny_model))
-    found = estimate(embedder, [task], instructions={})
+    found = estimate(embedder, [task])
     assert task.dataset is not None
     rows = task.dataset["test"]
     texts = sorted({*rows["sentence1"], *rows["sentence2"]})
@@ -64,7 +67,7 @@ def test_tokens_are_those_behind_the_prompt(tmp_path: Path, tiny_model: Path) ->
 @pytest.mark.slow
 def test_without_the_data_mtebs_counts_are_taken(tiny_model: Path) -> None:
     names = ["STS12", "CQADupstackRetrieval", "MindSmallReranking", "SummEval", "STS17"]
-    found = estimate(hub.load(str(tiny_model)), select_tasks(tasks=names), instructions={})
+    found = estimate(hub.load(str(tiny_model)), select_tasks(tasks=names))
     tasks = {each.name: each for each in found.tasks}
     assert len(tasks) == 12 + 4
     assert not any(each.read for each in found.tasks)

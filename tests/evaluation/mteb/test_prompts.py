@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 
 from embedkit.data.manifests.manifest import load_manifest
 from embedkit.data.pairs.records import Record, open_records
+from embedkit.evaluation.mteb.instructions import Instructions
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.mteb.task_prompts import resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
 from embedkit.evaluation.summary import Summary
 from embedkit.evaluation.task_folders.reading import read_task_folders
-from embedkit.tokens.prompts import benchmark_prompts
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,9 @@ def test_prompts_of_mtebs_tasks_are_those_that_mteb_would_choose(prompted: Path)
     sides = {"query": PromptType.query, "document": PromptType.document, "text": None}
     names = ["STS12", "STS13", "NQ", "SciDocsRR", "TwentyNewsgroupsClustering", "FEVER"]
     for task in select_tasks(tasks=names):
-        for side, prompt in resolve_prompts(task, stored, {}, default="topic").by_side.items():
+        for side, prompt in resolve_prompts(
+            task, stored, Instructions(), default="topic"
+        ).by_side.items():
             key = wrapper.get_prompt_name(task.metadata, sides[side])
             assert prompt == (wrapper.model_prompts[key] if key else STORED["topic"])
 
@@ -162,26 +164,37 @@ def test_a_folder_s_own_prompts_go_first_and_the_paper_s_before_the_model_s(
 ) -> None:
     write_task(tmp_path / "mine", "retrieval", prompts={"query": "own: "})
     (mine,) = read_task_folders(tmp_path / "mine")
-    by_side, origin = resolve_prompts(mine, {"query": "side"}, {"mine": "told"})
+    by_side, origin = resolve_prompts(mine, {"query": "side"}, Instructions({"mine": "told"}))
     assert (by_side, origin) == ({"query": "own: ", "document": ""}, "the task folder's own")
     (nq,) = select_tasks(tasks=["NQ"])
-    by_side, origin = resolve_prompts(nq, {"query": "side", "NQ-query": "x"}, {"NQ": "told"})
+    by_side, origin = resolve_prompts(
+        nq, {"query": "side", "NQ-query": "x"}, Instructions({"NQ": "told"})
+    )
     assert (by_side, origin) == ({"query": "told", "document": "told"}, "the paper's")
 
 
-def test_the_paper_s_instructions_go_by_exact_names() -> None:
-    near = [
-        "CmedqaRetrieval",
-        "ClimateFEVERHardNegatives",
+@pytest.mark.slow
+def test_no_task_outside_the_benchmark_gets_the_paper_s_instruction() -> None:
+    paper = Instructions.asked_for("paper")
+    every = mteb.get_tasks(exclude_superseded=False)
+    parts = {part.metadata.name: part for task in every for part in leaves(task)}
+    near = {
         "STSES",
-        "ArXivHierarchicalClusteringP2P",
-    ]
-    for task in select_tasks(tasks=near):
-        prompts = resolve_prompts(task, {}, benchmark_prompts())
-        assert (set(prompts.by_side.values()), prompts.origin) == ({""}, "none")
-    (whole,) = select_tasks(tasks=["CQADupstackRetrieval"])
-    for part in leaves(whole):
-        assert resolve_prompts(part, {}, benchmark_prompts()).origin == "the paper's"
+        "RomaniBibleClustering",
+        "CQADupstackRetrieval-PL",
+        "ClimateFEVERHardNegatives",
+    }
+    assert near <= {task.metadata.name for task in every}
+    told = {name for name, part in parts.items() if paper.of(part)}
+    assert told == paper.prefixes.keys()
+    assert len(told) == 67
+    for name in ("CmedqaRetrieval", "STSES", "CQADupstackGisRetrieval", "SciFact"):
+        prompts = resolve_prompts(parts[name], {}, paper)
+        given = paper.prefixes.get(name, "")
+        assert (set(prompts.by_side.values()), prompts.origin == "the paper's") == (
+            {given},
+            bool(given),
+        )
 
 
 @pytest.mark.slow
@@ -194,7 +207,7 @@ def test_the_summary_tells_whose_prompts_were_used(
     tasks = [*folders, *select_tasks(tasks=["STS12", "STS17"])]
     encoder = Encoder(minilm_model, "m")
 
-    def line(encoder: Encoder, instructions: Mapping[str, str]) -> str:
+    def line(encoder: Encoder, instructions: Instructions) -> str:
         summary = evaluate(
             encoder, tasks, tmp_path / "out", instructions=instructions, data_dir=mirror
         )
@@ -202,11 +215,11 @@ def test_the_summary_tells_whose_prompts_were_used(
         return next(each for each in summary.text().splitlines() if each.startswith("prompts: "))
 
     told = "the task folder's own for 1 task"
-    assert line(encoder, {}) == f"prompts: none for 3 tasks, {told}"
+    assert line(encoder, Instructions()) == f"prompts: none for 3 tasks, {told}"
     expected = f"prompts: none for 1 task, {told}, the paper's for 2 tasks"
-    assert line(encoder, benchmark_prompts()) == expected
+    assert line(encoder, Instructions.asked_for("paper")) == expected
     encoder.prompts = {"STS": "alike: "}
-    assert line(encoder, {}) == f"prompts: the model's own for 3 tasks, {told}"
+    assert line(encoder, Instructions()) == f"prompts: the model's own for 3 tasks, {told}"
 
 
 def test_each_part_of_an_aggregate_has_its_own_instruction(
@@ -230,7 +243,7 @@ def test_each_part_of_an_aggregate_has_its_own_instruction(
             Encoder(minilm_model, "m"),
             [both],
             tmp_path / "out",
-            instructions=instructions,
+            instructions=Instructions(instructions),
             data_dir=mirror,
         )
         found = summary.scores["Both"]

@@ -16,6 +16,7 @@ from support.mteb_tasks import mean_of, two_sts_tasks
 import embedkit
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.encoders import Truncated
+from embedkit.evaluation.mteb.instructions import Instructions
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
 
@@ -89,7 +90,7 @@ def test_other_prompts_instructions_and_dimensions_are_other_revisions(
     scores = [
         evaluate(plain, tasks, tmp_path),
         evaluate(prompted, tasks, tmp_path),
-        evaluate(plain, tasks, tmp_path, instructions={"another": "Read: "}),
+        evaluate(plain, tasks, tmp_path, instructions=Instructions({"another": "Read: "})),
         evaluate(Truncated(plain, 8), tasks, tmp_path),
     ]
     found = [scores_of(result)["animals"] for result in loaded(tmp_path).model_results]
