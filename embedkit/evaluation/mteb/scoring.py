@@ -72,8 +72,9 @@ def evaluate(
     identity = wrapped.identity
     cache = ResultCache(output)
     published = PublishedResults(output / "mteb", wrapped, instructions.prefixes, identity)
-    given = instructions
-    scorer = _Scorer(encoder, around, wrapped, identity, cache, published, given, data_dir, dtype)
+    scorer = _Scorer(
+        encoder, around, wrapped, identity, cache, published, instructions, data_dir, dtype
+    )
     scores: dict[str, TaskScore] = {}
     failed: dict[str, str] = {}
     with quiet_libraries(), progress_of(len(tasks)) as progress:
