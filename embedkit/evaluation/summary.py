@@ -119,8 +119,12 @@ class Summary:
         used = [f"{origin} for {n} task{'s' * (n > 1)}" for origin, n in tasks.items()]
         prompts = "none" if tasks.keys() <= {"none"} else ", ".join(used)
         lines = [as_text(self.table()).rstrip(), f"prompts: {prompts}"]
-        lines += [f"missing: {name}: {self.failed.get(name, 'not run')}" for name in self.missing]
+        lines += self.reasons()
         return "\n".join(lines) + "\n"
+
+    def reasons(self) -> list[str]:
+        """Return a line for each task without a score, which says why."""
+        return [f"missing: {name}: {self.failed.get(name, 'not run')}" for name in self.missing]
 
     def write(self, path: Path) -> None:
         """Write all fields and the means as JSON."""

@@ -1,8 +1,8 @@
 """A fine-tuning run: opens and checks everything that its recipe names."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -16,7 +16,8 @@ from embedkit.data.manifests.sources import READERS
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
 from embedkit.data.pairs.records import Records
 from embedkit.errors import DataError
-from embedkit.evaluation.mteb.task_selection import check_held_out, check_tasks
+from embedkit.evaluation.mteb import reach
+from embedkit.evaluation.mteb.task_selection import check_held_out, known_tasks
 from embedkit.evaluation.summary import comparison
 from embedkit.finetuning import model as starting_model
 from embedkit.finetuning.evaluator import Evaluator
@@ -50,7 +51,9 @@ def prepare(
     """Open and check everything that a run reads, and print what it will do."""
     recipe, chosen = precision.resolve(recipe, device)
     objective = recipe.objective.build()
-    check_tasks(recipe.evaluation)
+    # Errors come before the data are read, which may take hours.
+    tasks = known_tasks(recipe.evaluation)
+    within_reach = distributed.on_main(lambda: reach.report(tasks, recipe.evaluation.mirror))
     check_trackers(recipe.logging.trackers)
     # The model is loaded before the data, which may be gigabytes to fetch.
     autocast = precision.autocast_dtype(recipe.precision, device)
@@ -83,6 +86,8 @@ def prepare(
         vectors=[table[source.name].vectors for source in mixture.sources] if table else [],
     )
     console.print(_overview(recipe, mixture, sampler, model, chosen))
+    if within_reach:
+        console.print(within_reach, soft_wrap=True)
     for remark in remarks(recipe):
         console.print(f"note: {remark}", soft_wrap=True)
     evaluator = Evaluator(recipe.evaluation, folder.evaluation, model, mixture)
@@ -93,7 +98,7 @@ def prepare(
         objective=objective,
         batches=lambda numbers: stream(batches, numbers, recipe.data.workers),
         evaluator=evaluator,
-        finish=partial(_finish, model, recipe, mixture, folder.model, evaluator, console),
+        finish=partial(_finish, model, recipe, mixture, folder, evaluator, console),
     )
 
 
@@ -101,7 +106,7 @@ def _finish(
     model: Embedder | Contextual,
     recipe: Recipe,
     mixture: Mixture,
-    folder: Path,
+    folder: RunFolder,
     evaluator: Evaluator,
     console: Console,
 ) -> None:
@@ -109,12 +114,22 @@ def _finish(
     lora.merge(model)
     # The model is exported before its evaluation, which may fail.
     card = partial(model_card, model, recipe, mixture)
-    distributed.on_main(lambda: model.save(folder, card=card(None, None)))
-    console.print(f"model: {folder}", soft_wrap=True)
+    distributed.on_main(lambda: model.save(folder.model, card=card(None, None)))
+    console.print(f"model: {folder.model}", soft_wrap=True)
     before, after = evaluator.after()
     if after is not None:
-        distributed.on_main(lambda: rewrite(folder, "README.md", card(before, after)))
+        distributed.on_main(lambda: rewrite(folder.model, "README.md", card(before, after)))
         console.print(comparison(before, after) if before else after.table())
+        for line in after.reasons():
+            console.print(line, soft_wrap=True)
+        if after.missing:
+            console.print(f"to score them: {_command_to_score(folder)}", soft_wrap=True)
+
+
+def _command_to_score(folder: RunFolder) -> str:
+    """Return the command that scores the exported model as its run does, and keeps its scores."""
+    words = ["embedkit", "eval-mteb", "--model", folder.model, "--recipe", folder.recipe]
+    return shlex.join(map(str, [*words, "--output", folder.evaluation / "after"]))
 
 
 def _check_scores(recipe: Recipe, mixture: Mixture) -> None:

@@ -38,6 +38,10 @@ class RunFolder:
     path: Path
 
     @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.toml"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -116,7 +120,7 @@ def describe(folder: RunFolder, recipe: Training, facts: Mapping[str, Any]) -> N
     # run.json is written first, since --resume and --overwrite recognise a run by it.
     write_json(folder.path / "run.json", record)
     tables = recipe.model_dump(mode="json", exclude_none=True)
-    write_text(folder.path / "recipe.toml", tomli_w.dumps(tables))
+    write_text(folder.recipe, tomli_w.dumps(tables))
 
 
 def newest_checkpoint(
@@ -176,7 +180,7 @@ def _begun(folder: RunFolder) -> Mapping[str, Any]:
             "--overwrite or another --output"
         ) from None
     # Earlier versions stored the recipe in recipe.toml alone.
-    facts["recipe"] = record.get("recipe") or read_toml(folder.path / "recipe.toml")
+    facts["recipe"] = record.get("recipe") or read_toml(folder.recipe)
     return facts | {"extensions": record.get("extensions", {})}
 
 

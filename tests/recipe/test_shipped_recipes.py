@@ -46,7 +46,8 @@ def test_a_manifest_is_valid_pinned_and_licensed(name: str) -> None:
 def test_the_open_recipe_is_the_unified_one_over_other_sources() -> None:
     unified, over_files = load_recipe("unified"), load_recipe("unified-open")
     changed = differences(unified.model_dump(mode="json"), over_files.model_dump(mode="json"))
-    assert {line.partition(":")[0] for line in changed} == {"data.mix", "evaluation.task_dirs"}
+    evaluation = {f"evaluation.{key}" for key in ("task_dirs", "benchmark", "dtype", "before")}
+    assert {line.partition(":")[0] for line in changed} == {"data.mix", *evaluation}
     assert len(unified.data.mix) == 22
     kinds = {load_manifest(mix.manifest).source.kind for mix in unified.data.mix}
     assert kinds == {"hub"}

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import mteb
 import pyarrow as pa
 import pyarrow.parquet as pq
 from support.task_folders import ANIMALS, DOCUMENTS, MONEY, QUERIES, write_json_lines
+
+from embedkit.evaluation.mteb.task_selection import leaves
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -44,6 +47,14 @@ def write_mirror(root: Path) -> Path:
         (folder / ".gitattributes").write_text("*.gz filter=lfs\n")
         (folder / ".cache/huggingface").mkdir(parents=True)
     return root
+
+
+def write_cqadupstack(root: Path) -> list[str]:
+    """Add the repositories of all twelve parts of CQADupstack, and return the parts' names."""
+    parts = leaves(mteb.get_task("CQADupstackRetrieval"))
+    for part in parts:
+        _write_retrieval(root / str(part.metadata.dataset["path"]))
+    return [part.metadata.name for part in parts]
 
 
 def _write_banking77(folder: Path) -> None:

@@ -26,7 +26,7 @@ def from_mirror(task: AbsTask, mirror: Path) -> AbsTask:
     source = task.metadata.dataset
     name, revision, target = source["path"], source["revision"], mirror / source["path"]
     remedy = f"hf download {name} --repo-type dataset --revision {revision} --local-dir {target}"
-    if (folder := _folder(mirror, source)) is None:
+    if (folder := folder_of(mirror, source)) is None:
         raise DataError(f"{target}: no such folder; {remedy}")
     paths = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     # A download stores notes of its own in hidden files.
@@ -62,7 +62,7 @@ def check_mirror(mirror: Path, tasks: Iterable[AbsTask]) -> None:
     if not mirror.is_dir():
         raise ArgumentError(("data_dir", f"there is no folder {mirror}"))
     sources = [task.metadata.dataset for task in tasks if not task.data_loaded]
-    if not any(_folder(mirror, source) for source in sources):
+    if not any(folder_of(mirror, source) for source in sources):
         wanted = ", ".join(sorted({str(source["path"]) for source in sources})[:3])
         reason = (
             f"{mirror} holds none of the {len(sources)} repositories that the tasks read "
@@ -71,7 +71,7 @@ def check_mirror(mirror: Path, tasks: Iterable[AbsTask]) -> None:
         raise ArgumentError(("data_dir", reason))
 
 
-def _folder(mirror: Path, source: Mapping[str, Any]) -> Path | None:
+def folder_of(mirror: Path, source: Mapping[str, Any]) -> Path | None:
     """Return the folder of a repository, ``owner/name`` or that of the hub's own cache, if any."""
     name, revision = str(source["path"]), str(source["revision"])
     cached = mirror / f"datasets--{name.replace('/', '--')}" / "snapshots" / revision

@@ -45,14 +45,19 @@ def leaves(task: AbsTask) -> list[AbsTask]:
     return list(task.metadata.tasks) if isinstance(task, AbsTaskAggregate) else [task]
 
 
-def check_tasks(wanted: Evaluation) -> None:
-    """Raise for what is wrong with tasks or instructions before training instead of after it."""
-    instructions = Instructions.asked_for(wanted.instructions)
+def known_tasks(wanted: Evaluation) -> list[AbsTask]:
+    """Return the tasks that an ``[evaluation]`` table names, which are all but the held-out ones.
+
+    Raises:
+        UserError: a task's name or folder, or what is asked for as instructions, is wrong.
+    """
+    instructions, tasks = Instructions.asked_for(wanted.instructions), list[AbsTask]()
     if wanted.benchmark or wanted.tasks or wanted.task_dirs:
         tasks = select_tasks(wanted.benchmark, wanted.tasks, _folders(wanted))
         # The concepts that are held out make further tasks, which a file may name.
         if not wanted.held_out:
             instructions.check([part for task in tasks for part in leaves(task)])
+    return tasks
 
 
 def check_held_out(wanted: Evaluation, manifests: Sequence[Manifest]) -> None:
@@ -70,7 +75,9 @@ def tasks_of(recipe: Recipe, folder: Path) -> list[AbsTask]:
         raise UserError(
             "the recipe has nothing under [evaluation]: set benchmark, tasks or held_out"
         )
-    return open_tasks(recipe.evaluation, _manifests(recipe), [], folder)
+    # Other tasks need no manifests, which a run from Python may not have.
+    manifests = _manifests(recipe) if recipe.evaluation.held_out else []
+    return open_tasks(recipe.evaluation, manifests, [], folder)
 
 
 def open_tasks(

@@ -1,0 +1,61 @@
+"""A run scores its model by the path of ``eval-mteb``, up to the table of MTEB(eng, v1)."""
+
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from embedkit_cli.app import app
+from support.mirrors import ONE_OF_EACH_TYPE, write_cqadupstack
+from typer.testing import CliRunner, Result
+
+from embedkit.evaluation.summary import TYPES, Summary
+
+SCORED = {*ONE_OF_EACH_TYPE, "CQADupstackRetrieval"} - {"CQADupstackGamingRetrieval"}
+
+
+def invoke(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "120"})
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_the_table_of_the_benchmark_and_so_does_its_export(
+    mirror: Path, small_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, run = shutil.copytree(mirror, tmp_path / "hub"), tmp_path / "run"
+    parts = write_cqadupstack(hub)
+    monkeypatch.setenv("EMBEDKIT_HUB", str(hub))
+    recipe = tmp_path / "recipe.toml"
+    evaluation = ["", "[evaluation]", 'benchmark = "MTEB(eng, v1)"', "before = false"]
+    evaluation += ['dtype = "fp16"', 'instructions = "paper"', ""]
+    recipe.write_text(small_recipe.read_text() + "\n".join(evaluation))
+    short = ["--set", "steps=2", "--set", "optim.warmup_steps=0"]
+
+    ended = invoke("finetune", "--recipe", recipe, "--output", run, *short)
+    assert ended.exit_code == 0, (ended.output, ended.exception)
+    told = "evaluation: the data of 47 of 56 tasks cannot be read now (AmazonPolarity"
+    before_training, _, after_training = ended.stdout.partition(f"model: {run / 'model'}")
+    assert told in before_training
+    after = Summary.read(run / "eval/after/summary.json")
+    assert not (run / "eval/before").exists()
+    assert after.scores.keys() == SCORED
+    assert tuple(after.type_means) == TYPES
+    assert after.scores["CQADupstackRetrieval"].parts.keys() == set(parts)
+    assert after.dtype == "float16"
+    assert after.scores["STS12"].prompts == {"text": "Retrieve semantically similar text: "}
+    assert f"{100 * (after.mean_over_types or 0):.2f}" in after_training
+    assert "(9 of 56 tasks, scores times 100)" in after_training
+    assert "\nmissing: BIOSSES: ConnectionError: " in after_training
+
+    # The command that the run prints scores the exported model by itself, and with equal results.
+    command = after_training.partition("to score them: embedkit ")[2]
+    again = tmp_path / "again"
+    scored = invoke(*shlex.split(command), "--output", again, "--no-cache")
+    assert scored.exit_code == 1, scored.exception  # 47 tasks are still missing.
+    summary = Summary.read(again / "summary.json")
+    assert (summary.identity, summary.missing) == (after.identity, after.missing)
+    for name, score in summary.scores.items():
+        assert (score.score, score.prompts) == (
+            after.scores[name].score,
+            after.scores[name].prompts,
+        )
