@@ -16,14 +16,16 @@ from transformers import PreTrainedTokenizerBase
 from embedkit.errors import UserError
 from embedkit.models.contextual.context import Context
 from embedkit.tokens.batch import TokenBatch, chunks_by_budget
+from embedkit.tokens.text_batches import Rows, estimated_tokens, one_ahead, text_batches
 from embedkit.tokens.tokenizer import Tokenize
 
 Role = Literal["query", "document"]
 """Role of a text in retrieval, which selects the model's prompt of that name."""
-_TOKENS = 16_384
-"""Number of tokens in one forward pass."""
-_TEXTS = 8_192
-"""Number of texts that are tokenized and sorted by length at a time."""
+_BATCH_TOKENS = 16_384
+"""Estimated number of tokens in a batch of texts."""
+_MOST_TOKENS = 2 * _BATCH_TOKENS
+"""Largest number of tokens in one forward pass; only texts in scripts whose characters are tokens
+have batches that are longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,14 @@ class EmbeddingModel(nn.Module, ABC):
                 of one stage.
         """
 
+    def batches(self, texts: Sequence[str], *, prompt: str = "") -> list[Rows]:
+        """Return the rows of each batch in which ``encode`` reads texts after ``prompt``.
+
+        A vector depends on its batch and on no other texts: whole batches encoded in a call of
+        their own have the same vectors to the last bit.
+        """
+        return self._batches(texts, prompt, self.max_tokens, self.positions_before_text)
+
     @abstractmethod
     def save(self, folder: str | Path, *, card: str = "") -> None:
         """Write a folder that sentence-transformers opens; a crash leaves no partial folder.
@@ -153,17 +163,26 @@ class EmbeddingModel(nn.Module, ABC):
         limit = self.max_tokens if max_tokens is None else min(max_tokens, self.max_tokens)
         tokenize, was_training = Tokenize(self.tokenizer), self.training
         vectors = np.empty((len(listed), self.width), dtype=np.float32)
+        batches = self._batches(listed, prompt, limit, overhead)
+
+        def tokens_of(rows: Rows) -> TokenBatch:
+            return tokenize([listed[row] for row in rows.tolist()], prompt, limit)
+
         self.eval()
         try:
-            starts = range(0, len(listed), _TEXTS)
-            for start in track(starts, "encode", disable=not show_progress, transient=True):
-                tokens = tokenize(listed[start : start + _TEXTS], prompt, limit)
-                for rows in chunks_by_budget(tokens.lengths + overhead, _TOKENS):
-                    chunk = tokens.select(rows).to(self.device)
-                    vectors[start + rows.numpy()] = embed(chunk).float().cpu().numpy()
+            tokenized = one_ahead(tokens_of, batches)
+            shown = track(batches, "encode", disable=not show_progress, transient=True)
+            for rows, tokens in zip(shown, tokenized, strict=True):
+                for chunk in chunks_by_budget(tokens.lengths + overhead, _MOST_TOKENS):
+                    embedded = embed(tokens.select(chunk).to(self.device))
+                    vectors[rows[chunk.numpy()]] = embedded.float().cpu().numpy()
         finally:
             self.train(was_training)
         return vectors[0] if isinstance(texts, str) else vectors
+
+    def _batches(self, texts: Sequence[str], prompt: str, limit: int, overhead: int) -> list[Rows]:
+        lengths = np.minimum(estimated_tokens(texts) + len(prompt) // 4, limit) + overhead
+        return text_batches(texts, lengths, _BATCH_TOKENS)
 
     def _prompt_of(self, role: str | None) -> str:
         """Return the prompt that the model stores for a role, "" if it stores none."""

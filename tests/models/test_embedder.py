@@ -113,8 +113,8 @@ def test_texts_are_embedded_in_their_order_however_many_go_at_once(
     starter: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = starter.encode(TEXTS)
-    monkeypatch.setattr(embedding_model, "_TEXTS", 3)
-    monkeypatch.setattr(embedding_model, "_TOKENS", 40)
+    monkeypatch.setattr(embedding_model, "_BATCH_TOKENS", 30)
+    monkeypatch.setattr(embedding_model, "_MOST_TOKENS", 40)
     np.testing.assert_allclose(starter.encode(TEXTS), whole, atol=1e-5)
 
 

@@ -24,3 +24,8 @@ class Counting:
         digests = [hashlib.sha256((prompt + text).encode()).digest()[:4] for text in texts]
         numbers = np.array([list(digest) for digest in digests], dtype=np.float32).reshape(-1, 4)
         return numbers / np.linalg.norm(numbers, axis=1, keepdims=True)
+
+    def batches(self, texts: Sequence[str], *, prompt: str = "") -> list[np.ndarray]:
+        """Each text by itself, the longest first."""
+        order = np.argsort([-len(text) for text in texts], kind="stable")
+        return np.split(order, range(1, len(order)))

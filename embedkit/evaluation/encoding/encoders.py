@@ -4,6 +4,7 @@
 ``Truncated`` shortens vectors.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,13 +16,15 @@ import torch
 from numpy.typing import NDArray
 
 from embedkit import distributed
-from embedkit.evaluation.encoding.vector_cache import VectorCache, keys_of
+from embedkit.evaluation.encoding.vector_cache import Keys, VectorCache, keys_of
 from embedkit.models.contextual.context import Context
 from embedkit.models.embedding_model import EmbeddingModel, Facts
 from embedkit.storage.hashing import sha256_of_text
+from embedkit.tokens.text_batches import Rows, estimated_tokens
 
 _ROUND_TOKENS = 2**18
-"""Estimated tokens that are encoded between two writes: seconds on a GPU, a minute on a CPU."""
+"""Estimated tokens that each rank encodes between two writes: seconds on a GPU, a minute on a
+CPU."""
 
 ResultT = TypeVar("ResultT")
 
@@ -49,12 +52,20 @@ class TextEncoder(Protocol):
         Shapes: a list of n texts -> ``(n, width)``, one text -> ``(width,)``.
         """
 
+    def batches(self, texts: Sequence[str], *, prompt: str = "") -> list[Rows]:
+        """Return the rows of each batch in which ``encode`` reads texts.
+
+        A text's vector depends on the texts of its batch and on no others.
+        """
+
 
 class CachedEncoder:
     """Encodes only texts that a cache does not hold, and adds their vectors round by round.
 
-    The texts of a call must be distinct. The longest are encoded first, so that a batch too large
-    for the memory fails at once and not after hours.
+    A vector is kept under its text and the texts of its batch, and batches are encoded whole:
+    vectors are the same to the last bit, whatever the cache holds. The texts of a call must be
+    distinct. The longest are encoded first, so that a batch too large for the memory fails at once
+    and not after hours.
     """
 
     def __init__(self, encoder: TextEncoder, cache: VectorCache) -> None:
@@ -68,15 +79,23 @@ class CachedEncoder:
             return self.encode([texts], prompt=prompt)[0]
         if not texts:
             return self._encoder.encode([], prompt=prompt)
-        keys = keys_of(texts)
-        is_cached, cached = self._cache.find(self.identity, prompt, keys)
-        rows, parts = [np.flatnonzero(is_cached)], [cached] if len(cached) else []
-        missing = np.flatnonzero(~is_cached)
-        for chosen in _rounds(estimated_tokens([texts[row] for row in missing.tolist()])):
-            rows.append(missing[chosen])
-            parts.append(self._encoder.encode([texts[r] for r in rows[-1].tolist()], prompt=prompt))
-            self._cache.keep(self.identity, prompt, keys[rows[-1]], parts[-1])
-        return np.concatenate(parts)[np.argsort(np.concatenate(rows))]
+        batches = self.batches(texts, prompt=prompt)
+        keys = _keys_within(batches, texts)
+        found, cached = self._cache.find(self.identity, prompt, keys)
+        whole = found.copy()
+        for rows in batches:
+            whole[rows] = found[rows].all()
+        rows_of_parts, parts = [np.flatnonzero(whole)], [cached[whole[found]]]
+        missing = [rows for rows in batches if not whole[rows[0]]]
+        for rows in _rounds(missing, estimated_tokens(texts)):
+            rows_of_parts.append(rows)
+            parts.append(self._encoder.encode([texts[r] for r in rows.tolist()], prompt=prompt))
+            self._cache.keep(self.identity, prompt, keys[rows], parts[-1])
+        filled = [part for part in parts if len(part)]
+        return np.concatenate(filled)[np.argsort(np.concatenate(rows_of_parts))]
+
+    def batches(self, texts: Sequence[str], *, prompt: str = "") -> list[Rows]:
+        return self._encoder.batches(texts, prompt=prompt)
 
 
 class Truncated:
@@ -94,13 +113,16 @@ class Truncated:
         norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
         return vectors / np.maximum(norms, np.finfo(np.float32).tiny)
 
+    def batches(self, texts: Sequence[str], *, prompt: str = "") -> list[Rows]:
+        return self._encoder.batches(texts, prompt=prompt)
+
 
 class EncodingFailedError(RuntimeError):
     """A rank failed to encode its share of texts, so that no rank has all vectors."""
 
 
 class DistributedEncoder:
-    """A model whose texts are encoded on all ranks, which get about as many tokens each.
+    """A model whose texts are encoded on all ranks, which take turns in its batches.
 
     Rank 0 calls ``encode`` inside ``run_on_main``. The other ranks are in the same call, where they
     encode what rank 0 sends them::
@@ -154,13 +176,17 @@ class DistributedEncoder:
         distributed.on_main(lambda: request)
         return self._encode_share(*request)
 
+    def batches(self, texts: Sequence[str], *, prompt: str = "") -> list[Rows]:
+        return self._model.batches(texts, prompt=prompt)
+
     def _encode_share(
         self, texts: list[str], prompt: str, context: Context | None
     ) -> NDArray[np.float32]:
-        """Encode this rank's share of the texts, and gather the vectors of all texts."""
-        tokens = estimated_tokens(texts, self._model.max_tokens)
-        tokens += self._model.positions_before_text
-        shares = shares_by_tokens(tokens, distributed.world_size())
+        """Encode this rank's share of the batches, and gather the vectors of all texts."""
+        # Ranks take turns: batches have about as many tokens, those of the longest texts first.
+        batches, ranks = self._model.batches(texts, prompt=prompt), distributed.world_size()
+        none = np.empty(0, np.int64)
+        shares = [np.concatenate([none, *batches[rank::ranks]]) for rank in range(ranks)]
         mine = [texts[row] for row in shares[distributed.rank()].tolist()]
         device, error = self._model.device, None
         try:
@@ -174,33 +200,25 @@ class DistributedEncoder:
         return np.asarray(gathered[np.argsort(np.concatenate(shares))])
 
 
-def shares_by_tokens(tokens: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
-    """Split rows among ``count`` ranks: texts of similar lengths, about as many tokens for each.
-
-    Shapes: ``(texts,)`` to ``count`` arrays that together hold every row once.
-    """
-    order = np.argsort(-tokens, kind="stable")
-    # The middle of a text decides which rank encodes it.
-    middles = np.cumsum(tokens[order]) - tokens[order] / 2
-    ends = np.searchsorted(middles, tokens.sum() * np.arange(1, count) / count, "right")
-    return np.split(order, ends)
-
-
-def estimated_tokens(texts: Sequence[str], limit: int | None = None) -> NDArray[np.int64]:
-    """Estimate numbers of tokens, each at most ``limit``, from characters.
-
-    Shapes: ``(len(texts),)``.
-    """
-    # An English token has four to five characters; two tokens open and close a sequence.
-    lengths = np.array([len(text) for text in texts], dtype=np.int64) // 4 + 2
-    return lengths if limit is None else np.minimum(lengths, limit)
+def _rounds(batches: Sequence[Rows], tokens: Rows) -> list[Rows]:
+    """Join successive batches of texts with so many ``tokens`` into rounds of whole batches."""
+    if not batches:
+        return []
+    most = _ROUND_TOKENS * distributed.world_size()
+    sizes = np.array([tokens[rows].sum() for rows in batches])
+    rounds = (np.cumsum(sizes) - sizes) // most
+    starts = np.flatnonzero(np.diff(rounds, prepend=-1)).tolist()
+    ends = [*starts[1:], len(batches)]
+    return [np.concatenate(batches[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
-def _rounds(tokens: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Split rows, sorted by length with the longest first, into rounds of ``_ROUND_TOKENS``."""
-    order = np.argsort(-tokens, kind="stable")
-    rounds = (np.cumsum(tokens[order]) - tokens[order]) // _ROUND_TOKENS
-    return np.split(order, np.flatnonzero(np.diff(rounds)) + 1) if len(tokens) else []
+def _keys_within(batches: Sequence[Rows], texts: Sequence[str]) -> Keys:
+    """Return keys of the texts, each within its batch. Shapes: ``(texts, 2)``."""
+    keys = keys_of(texts).copy()
+    for rows in batches:
+        digest = hashlib.blake2b(keys[rows].tobytes(), digest_size=16).digest()
+        keys[rows] ^= np.frombuffer(digest, np.uint64)
+    return keys
 
 
 def _end() -> Any:

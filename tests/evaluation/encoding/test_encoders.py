@@ -3,6 +3,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +23,13 @@ from embedkit.evaluation.encoding.encoders import (
     EncodingFailedError,
     TextEncoder,
     Truncated,
-    estimated_tokens,
-    shares_by_tokens,
 )
 from embedkit.evaluation.encoding.vector_cache import VectorCache
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.summary import Summary
 from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.models import hub
+from embedkit.models.embedder import Embedder
 
 
 def test_only_what_is_missing_is_encoded(tmp_path: Path) -> None:
@@ -191,22 +191,75 @@ def test_a_cut_is_scored_apart_from_the_whole(
     assert cut == pytest.approx(expected, abs=1e-6)
 
 
-def test_shares_are_neighbours_in_length_of_about_as_many_tokens() -> None:
-    tokens = np.array([5, 100, 40, 60, 10, 5, 30, 50])
-    shares = shares_by_tokens(tokens, 3)
-    assert [tokens[share].tolist() for share in shares] == [[100], [60, 50], [40, 30, 10, 5, 5]]
-    assert sorted(np.concatenate(shares).tolist()) == list(range(8))
-    few = shares_by_tokens(np.array([7]), 3)
-    assert sorted(len(share) for share in few) == [0, 0, 1]
-    assert [len(share) for share in shares_by_tokens(np.array([], dtype=np.int64), 2)] == [0, 0]
+def starter_in_bf16() -> Embedder:
+    """MiniLM, whose last bits depend on a text's batch here: a tiny model may hide that."""
+    model = hub.load("starter")
+    assert isinstance(model, Embedder)
+    model.autocast = torch.bfloat16
+    return model
 
 
-def test_a_text_counts_for_no_more_than_the_model_reads() -> None:
-    assert estimated_tokens(["", "x" * 400, "y" * 40], 64).tolist() == [2, 64, 12]
+# Words of different lengths, in batches of at most 256 estimated tokens.
+SENTENCES = [f"{'very ' * (n * 7 % 23)}long text number {n}" for n in range(60)]
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedkit.models.embedding_model._BATCH_TOKENS", 256)
+    monkeypatch.setattr(encoders, "_ROUND_TOKENS", 500)
+
+
+def test_a_cache_changes_no_bit_of_a_vector(tmp_path: Path, small_batches: None) -> None:
+    model = starter_in_bf16()
+    expected = model.encode(SENTENCES)
+    assert not np.array_equal(model.encode(SENTENCES[::2]), expected[::2]), "nothing to keep apart"
+    cache = VectorCache(tmp_path, 10**6)
+    encoder = CachedEncoder(model, cache)
+    # An empty cache, one that holds other texts of a corpus, one that holds some texts, and all.
+    encoder.encode([f"{text}, or not" for text in SENTENCES])
+    np.testing.assert_array_equal(encoder.encode(SENTENCES[::2]), model.encode(SENTENCES[::2]))
+    partly, whole = encoder.encode(SENTENCES), encoder.encode(SENTENCES[::-1])[::-1]
+    np.testing.assert_array_equal(partly, expected)
+    np.testing.assert_array_equal(whole, expected)
+
+
+def test_a_killed_run_leaves_vectors_that_the_next_one_would_make(
+    tmp_path: Path, small_batches: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, cache = starter_in_bf16(), VectorCache(tmp_path, 10**6)
+    expected, encode, rounds = model.encode(SENTENCES), model.encode, count()
+
+    def interrupted(texts: list[str], *, prompt: str = "") -> np.ndarray:
+        if next(rounds) == 2:
+            raise KeyboardInterrupt
+        return encode(texts, prompt=prompt)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "encode", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            CachedEncoder(model, cache).encode(SENTENCES)
+    assert any(tmp_path.iterdir())
+    np.testing.assert_array_equal(CachedEncoder(model, cache).encode(SENTENCES), expected)
+
+
+def test_ranks_change_no_bit_of_a_vector(tmp_path: Path, small_batches: None) -> None:
+    np.save(tmp_path / "alone.npy", starter_in_bf16().encode(SENTENCES))
+    for ranks in (2, 3):
+        run_on_ranks(ranks, encode_on_ranks, tmp_path)
+
+
+def encode_on_ranks(folder: Path) -> None:
+    found = DistributedEncoder(starter_in_bf16()).run_on_main(lambda each: each.encode(SENTENCES))
+    np.testing.assert_array_equal(found, np.load(folder / "alone.npy"))
+
+
+@pytest.fixture
+def one_text_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedkit.models.embedding_model._BATCH_TOKENS", 1)
 
 
 @pytest.mark.slow
-def test_two_ranks_score_as_one(tmp_path: Path, tiny_model: Path) -> None:
+def test_two_ranks_score_as_one(tmp_path: Path, tiny_model: Path, one_text_a_batch: None) -> None:
     for type_ in ("retrieval", "sts"):
         write_task(tmp_path / "tasks" / type_, type_)
     tasks = read_task_folders(tmp_path / "tasks")
@@ -234,7 +287,9 @@ def score_shared(model: Path, folder: Path) -> None:
     assert not (folder / "not-written").exists()
 
 
-def test_a_rank_that_fails_fails_the_task_and_not_the_run(tiny_model: Path) -> None:
+def test_a_rank_that_fails_fails_the_task_and_not_the_run(
+    tiny_model: Path, one_text_a_batch: None
+) -> None:
     run_on_ranks(2, fail_on_one_rank, tiny_model)
 
 

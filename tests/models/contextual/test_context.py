@@ -94,8 +94,8 @@ def test_any_number_of_texts_gives_the_same_vectors(
 ) -> None:
     context = model.build_context(CORPUS)
     whole = model.encode(TEXTS, context=context).vectors
-    monkeypatch.setattr(embedding_model, "_TEXTS", 3)
-    monkeypatch.setattr(embedding_model, "_TOKENS", 40)
+    monkeypatch.setattr(embedding_model, "_BATCH_TOKENS", 30)
+    monkeypatch.setattr(embedding_model, "_MOST_TOKENS", 40)
     again = model.encode(TEXTS, context=context).vectors
     np.testing.assert_allclose(again, whole, atol=1e-5)
     assert model.encode([], context=context).vectors.shape == (0, 32)
