@@ -215,12 +215,13 @@ def test_a_cache_changes_no_bit_of_a_vector(tmp_path: Path, small_batches: None)
     assert not np.array_equal(model.encode(SENTENCES[::2]), expected[::2]), "nothing to keep apart"
     cache = VectorCache(tmp_path, 10**6)
     encoder = CachedEncoder(model, cache)
-    # An empty cache, one that holds other texts of a corpus, one that holds some texts, and all.
-    encoder.encode([f"{text}, or not" for text in SENTENCES])
-    np.testing.assert_array_equal(encoder.encode(SENTENCES[::2]), model.encode(SENTENCES[::2]))
-    partly, whole = encoder.encode(SENTENCES), encoder.encode(SENTENCES[::-1])[::-1]
-    np.testing.assert_array_equal(partly, expected)
-    np.testing.assert_array_equal(whole, expected)
+    # An empty cache, one that holds some batches, one that holds each text in other batches too,
+    # and one that holds all batches.
+    longest = [SENTENCES[row] for row in np.concatenate(model.batches(SENTENCES)[:3]).tolist()]
+    for texts in (longest, SENTENCES[::2], SENTENCES[1::2]):
+        np.testing.assert_array_equal(encoder.encode(texts), model.encode(texts))
+    np.testing.assert_array_equal(encoder.encode(SENTENCES), expected)
+    np.testing.assert_array_equal(encoder.encode(SENTENCES[::-1])[::-1], expected)
 
 
 def test_a_killed_run_leaves_vectors_that_the_next_one_would_make(
