@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from embedkit.evaluation.evaluate import estimate, evaluate
     from embedkit.evaluation.mteb.task_selection import write_held_out_tasks
     from embedkit.evaluation.perplexity.pseudo_perplexity import evaluate_perplexity
+    from embedkit.evaluation.summary import EvaluationInterrupted
     from embedkit.finetuning.mixture import sampling_shares
     from embedkit.finetuning.show_batch import texts_of_step
     from embedkit.mining.mine_source import mine
@@ -62,6 +63,7 @@ _HOMES = {
     "mine": "mining.mine_source",
     "export": "models.export",
     "load": "models.load",
+    "EvaluationInterrupted": "evaluation.summary",
     "Interrupted": "training.trainer",
 }
 """Modules of names that are imported when first asked for, since they import numpy or torch."""

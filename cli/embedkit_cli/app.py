@@ -2,12 +2,10 @@
 
 import json
 import os
-import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +20,7 @@ from embedkit_cli.command_line import Commands
 from embedkit_cli.compare import compare
 from embedkit_cli.evaluate import eval_mteb
 from embedkit_cli.export import export
+from embedkit_cli.interruption import print_how_to_resume
 from embedkit_cli.mine import mine
 from embedkit_cli.options import Overrides, RecipeName, is_main
 from embedkit_cli.perplexity import eval_perplexity
@@ -97,7 +96,7 @@ def pretrain(
 
     Under torchrun the command runs on every rank.
     """
-    with _print_how_to_resume():
+    with print_how_to_resume():
         api.pretrain(
             api.load_pretrain_recipe(recipe, overrides),
             output or api.default_output(recipe),
@@ -123,7 +122,7 @@ def finetune(
     """
     # The name is quoted, since the value of an override is TOML.
     model = [f"model={json.dumps(backbone)}"] if backbone is not None else []
-    with _print_how_to_resume():
+    with print_how_to_resume():
         api.finetune(
             api.load_recipe(recipe, [*overrides, *model]),
             output or api.default_output(recipe),
@@ -174,22 +173,6 @@ def _end_after_another_rank() -> None:
         # Meanwhile torchrun ends this rank, and reports the one that failed first.
         time.sleep(distributed.PATIENCE)
         sys.exit(1)
-
-
-@contextmanager
-def _print_how_to_resume() -> Iterator[None]:
-    """End with success when a run was asked to stop, and print the command that continues it."""
-    try:
-        yield
-    except api.Interrupted as stopped:
-        if is_main():
-            launcher = ["embedkit"]
-            if "TORCHELASTIC_RUN_ID" in os.environ:
-                ranks = os.environ["LOCAL_WORLD_SIZE"]
-                launcher = ["torchrun", "--nproc-per-node", ranks, "-m", "embedkit_cli"]
-            words = [word for word in sys.argv[1:] if word not in {"--resume", "--overwrite"}]
-            command = shlex.join([*launcher, *words, "--resume"])
-            typer.echo(f"{stopped}; continue with: {command}")
 
 
 def _shorten_warnings() -> None:

@@ -9,6 +9,7 @@ import typer
 
 from embedkit import EvaluationSettings, api
 from embedkit.errors import UserError
+from embedkit_cli.interruption import print_scores_so_far
 from embedkit_cli.options import Model, given, is_main, recipe_names, with_options
 
 Output = Annotated[Path | None, typer.Option(help="The folder for results and summary.json.")]
@@ -74,7 +75,8 @@ def eval_mteb(
     if output is None or estimate:
         typer.echo(api.estimate(model, chosen, recipe=recipe, **options).text(), nl=False)
         return
-    summary = api.evaluate(model, chosen, output, recipe=recipe, **options)
+    with print_scores_so_far():
+        summary = api.evaluate(model, chosen, output, recipe=recipe, **options)
     if is_main():
         typer.echo(summary.text(), nl=False)
         if summary.failed:
@@ -96,6 +98,7 @@ def _check_choice(
 
 def _run_on_devices(devices: int) -> None:
     """Run this command under torchrun, once for each device, and end as the ranks do."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
 
@@ -106,3 +109,5 @@ def _run_on_devices(devices: int) -> None:
         _, first = failed.get_first_failure()
         # A rank that a signal has ended has the signal's number below zero.
         raise typer.Exit(max(first.exitcode, 1)) from None
+    except SignalException as interrupt:
+        raise typer.Exit(128 + interrupt.sigval) from None

@@ -9,6 +9,7 @@ from typing import Unpack
 from mteb.abstasks.abstask import AbsTask
 
 from embedkit import distributed
+from embedkit.distributed.interrupt import StopRequest
 from embedkit.errors import ArgumentError, UserError
 from embedkit.evaluation.encoding.encoders import (
     CachedEncoder,
@@ -56,10 +57,11 @@ def evaluate(
     Raises:
         UserError: the model or a task does not exist, a task folder is broken, or the model cannot
             give what an option asks for.
+        EvaluationInterrupted: Ctrl-C or SIGTERM came while tasks were scored.
     """
     resolved, settings = _resolved(recipe, tasks, options)
     device = distributed.local_device()
-    with distributed.group(device):
+    with StopRequest(at_once=True), distributed.group(device):
         subject = opened(model, dtype=settings.dtype).to(device)
         out = Path(output)
         return score(

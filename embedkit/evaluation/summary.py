@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Column, Table
 
+from embedkit.errors import UserError
 from embedkit.storage.atomic import write_json
 
 TYPES = (
@@ -73,6 +74,8 @@ class Summary:
     failed: Mapping[str, str]
     """Reason why a task has no score, by its name. Means are over tasks with a score."""
     versions: Mapping[str, str]
+    revision: str = ""
+    """Hash of all that scores depend on besides the data: model, precision, prompts, contexts."""
 
     @property
     def missing(self) -> list[str]:
@@ -126,11 +129,47 @@ class Summary:
         """Return a line for each task without a score, which says why."""
         return [f"missing: {name}: {self.failed.get(name, 'not run')}" for name in self.missing]
 
+    def outcome(self, name: str) -> str:
+        """Return a task's score, or the reason why it has none, in one line."""
+        if score := self.scores.get(name):
+            return f"{score.metric} {_percent(score.score)}"
+        return f"failed: {self.failed[name]}"
+
     def write(self, path: Path) -> None:
         """Write all fields and the means as JSON."""
         means = ("coverage", "missing", "type_means", "mean_over_types", "mean_over_tasks")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asdict(self) | {name: getattr(self, name) for name in means})
+
+    def replaces(self, path: Path) -> str:
+        """Return a remark on the file if ``merge_into`` will replace what it has, else ``""``.
+
+        Raises:
+            UserError: the file is not one that ``write`` wrote.
+        """
+        held = _held(path)
+        if held is None or held.revision == self.revision:
+            return ""
+        results = path.with_name("mteb") / "results"
+        return (
+            f"{path} had the scores of {held.model} ({held.dtype}) with other weights, prompts or "
+            f"contexts, and is replaced; results stay in {results}"
+        )
+
+    def merge_into(self, path: Path) -> None:
+        """Write this summary, with the other tasks that the file has of the same ``revision``."""
+        merged, held = self, _held(path)
+        if held and held.revision == self.revision:
+            run = self.scores.keys() | self.failed.keys()
+            scores = {name: each for name, each in held.scores.items() if name not in run}
+            failed = {name: each for name, each in held.failed.items() if name not in run}
+            merged = replace(
+                self,
+                tasks={**held.tasks, **self.tasks},
+                scores={**scores, **self.scores},
+                failed={**failed, **self.failed},
+            )
+        merged.write(path)
 
     @classmethod
     def read(cls, path: Path) -> "Summary":
@@ -140,6 +179,27 @@ class Summary:
             ValueError: the file is no summary.
         """
         return TypeAdapter(cls).validate_json(path.read_bytes())
+
+
+def _held(path: Path) -> Summary | None:
+    """Return the summary in a file, if there is one."""
+    try:
+        return Summary.read(path)
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise UserError(f"{path}: is no summary of embedkit; choose another --output") from None
+
+
+class EvaluationInterrupted(KeyboardInterrupt):
+    """Signal that an evaluation was interrupted; ``summary`` has the scores so far.
+
+    ``args`` holds the number of the signal, if the evaluation got it.
+    """
+
+    def __init__(self, summary: Summary, *number: int) -> None:
+        super().__init__(*number)
+        self.summary = summary
 
 
 def comparison(before: Summary, after: Summary) -> Table:

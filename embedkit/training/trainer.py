@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from embedkit import distributed, rng
 from embedkit.distributed import sharding
+from embedkit.distributed.interrupt import StopRequest
 from embedkit.errors import UserError
 from embedkit.recipe import Training
 from embedkit.training import checkpoint, flops, run_folder
-from embedkit.training.interrupt import StopRequest
 from embedkit.training.metrics import Metrics, Progress, open_trackers, summary_line, truncate_lines
 from embedkit.training.optim import build_optimizer, lr_at, set_lr
 from embedkit.training.run_folder import RunFolder

@@ -1,7 +1,12 @@
+import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 from embedkit_cli.app import app
+from support.interrupted import command, start
 from support.task_folders import write_task
 from typer.testing import CliRunner
 
@@ -117,3 +122,36 @@ def test_a_failed_task_is_exit_code_1(tmp_path: Path, sound: bool) -> None:
     assert sound == ("missing: BIOSSES: " not in result.output)
     assert sound == ("; --data-dir reads a copy of the hub's data sets" not in result.output)
     assert (tmp_path / "out" / "summary.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "devices"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGINT, 2)]
+)
+def test_a_signal_prints_the_scores_so_far_and_how_to_go_on(
+    kind: signal.Signals, devices: int, tmp_path: Path
+) -> None:
+    output, screen = tmp_path / "out", tmp_path / "screen"
+    write_task(tmp_path / "tasks" / "a", "sts")
+    long = write_task(tmp_path / "tasks" / "b", "retrieval")
+    rows = [{"_id": f"more{n}", "text": f"{n} words " * 100} for n in range(20_000)]
+    with (long / "corpus.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    words = ["eval-mteb", "--model", "starter", "--task-dir", str(tmp_path / "tasks")]
+    words += ["--output", str(output), "--no-cache"]
+    words += ["--devices", str(devices)] if devices > 1 else []
+    process = start(command, words, screen)
+    give_up = time.monotonic() + 120
+    while not (output / "summary.json").exists():
+        assert process.is_alive(), screen.read_text()
+        assert time.monotonic() < give_up
+        time.sleep(0.1)
+    assert process.pid is not None
+    os.killpg(process.pid, kind)
+    process.join(60)
+    assert process.exitcode == 128 + kind, screen.read_text()
+    printed = screen.read_text()
+    assert "missing: b: not run" in printed
+    again = f"stopped after 1 of 2 tasks; continue with: embedkit {' '.join(words)}"
+    assert again in " ".join(printed.split())
+    assert list(Summary.read(output / "summary.json").scores) == ["a"]

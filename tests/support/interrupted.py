@@ -1,6 +1,8 @@
 """Ways for a run to end before its time."""
 
 import multiprocessing
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from embedkit_cli.app import main
 
 from embedkit.training.trainer import Trainer
 
@@ -36,6 +39,17 @@ def start(work: Callable[..., object], *args: object, **options: object) -> mult
     process = multiprocessing.get_context("fork").Process(target=work, args=args, kwargs=options)
     process.start()
     return process  # type: ignore[return-value]
+
+
+def command(words: list[str], screen: Path) -> None:
+    """What ``embedkit WORDS`` does, in a process group of its own."""
+    os.setsid()
+    with screen.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.argv = ["embedkit", *words]
+    main()
 
 
 def wait_for_lines(run: Path, count: int) -> None:

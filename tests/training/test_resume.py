@@ -7,15 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
-from embedkit_cli.app import main
-from support.interrupted import CrashError, at_step, start, wait_for_lines
+from support.interrupted import CrashError, at_step, command, start, wait_for_lines
 from support.ranks import run_on_ranks
 from support.small_runs import STEPS, metrics_of, state_of, write_small_recipe
 
 from embedkit import api, distributed
+from embedkit.distributed.interrupt import StopRequest
 from embedkit.errors import UserError
 from embedkit.recipe import Recipe, load_recipe
-from embedkit.training.interrupt import StopRequest
 from embedkit.training.trainer import Interrupted
 
 CACHED = "objective.micro_batch_tokens=100"
@@ -245,17 +244,6 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_how_to_go_on(
     recipe = load_recipe(str(small_recipe), [*settings, f"steps={steps}"])
     api.finetune(recipe, tmp_path / "short")
     assert state_of(run) == state_of(tmp_path / "short")
-
-
-def command(words: list[str], screen: Path) -> None:
-    """What ``embedkit WORDS`` does, in a process group of its own."""
-    os.setsid()
-    with screen.open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.argv = ["embedkit", *words]
-    main()
 
 
 @pytest.mark.slow

@@ -149,10 +149,16 @@ class DistributedEncoder:
         def lead() -> ResultT:
             self._leading.set()
             try:
-                return work(self)
-            finally:
-                self._leading.clear()
-                distributed.on_main(_end)
+                result = work(self)
+            except Exception:  # A KeyboardInterrupt may come amid a collective: it ends the group.
+                release()
+                raise
+            release()
+            return result
+
+        def release() -> None:
+            self._leading.clear()
+            distributed.on_main(_end)
 
         if distributed.world_size() == 1:
             return work(self)

@@ -5,12 +5,13 @@ a hash of the model, the prompts and the data, and lies in the output folder of 
 is a copy in mteb's own layout, for mteb to read.
 """
 
+import itertools
 import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,7 +36,7 @@ from embedkit.evaluation.mteb.task_prompts import Origin, resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves
 from embedkit.evaluation.mteb.text_statistics import corpus_of
 from embedkit.evaluation.progress import print_line, progress_of, quiet_libraries
-from embedkit.evaluation.summary import Summary, TaskScore
+from embedkit.evaluation.summary import EvaluationInterrupted, Summary, TaskScore
 from embedkit.models.contextual.context import Context
 from embedkit.storage.hashing import sha256_of_json
 from embedkit.storage.versions import versions_of
@@ -50,11 +51,15 @@ def evaluate(
     instructions: Instructions = NO_INSTRUCTIONS,
     dtype: str = "float32",
     data_dir: Path | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Summary:
     """Score a model on tasks, keep each result under ``output``, and write ``summary.json`` there.
 
     Results that ``output`` has already are not computed again. A task that fails is reported in the
     summary, and the others go on; an interruption loses only the task at hand.
+
+    The file is written after each task, and keeps the scores of other tasks that it has of the same
+    model, precision, prompts and contexts. The summary returned has only the tasks given.
 
     Args:
         encoder: model. A contextual one is put into a context of each task, which is kept under
@@ -65,6 +70,11 @@ def evaluate(
         instructions: prefixes that the user asks for, which replace the model's own.
         dtype: precision of the model, for the record.
         data_dir: folder that mteb's tasks read instead of the hub: see ``with_local_data``.
+        stop: asked before each task; once it returns true, the remaining tasks are left out.
+
+    Raises:
+        UserError: no task is given, or ``summary.json`` is not embedkit's.
+        EvaluationInterrupted: a KeyboardInterrupt came while a task was scored.
     """
     if not tasks:
         raise UserError("no task to evaluate on: name a benchmark, tasks or folders of tasks")
@@ -75,25 +85,34 @@ def evaluate(
     scorer = _Scorer(
         encoder, around, wrapped, identity, cache, published, instructions, data_dir, dtype
     )
-    scores: dict[str, TaskScore] = {}
-    failed: dict[str, str] = {}
-    with quiet_libraries(), progress_of(len(tasks)) as progress:
-        for task in tasks:
-            name = task.metadata.name
-            progress.update(progress.task_ids[0], description=name)
-            try:
-                scores[name], _ = scorer.score(task)
-                outcome = f"{scores[name].metric} {100 * scores[name].score:.2f}"
-            except Exception as error:  # One failing task must not lose the others.
-                failed[name] = _reason(error)
-                outcome = f"failed: {failed[name]}"
-            print_line(progress.console, f"{name}: {outcome}")
-            progress.advance(progress.task_ids[0])
     types = {task.metadata.name: str(task.metadata.type) for task in tasks}
     versions = versions_of(("embedkit-neobert", "mteb", "torch"))
-    summary = Summary(wrapped.name, identity, dtype, types, scores, failed, versions)
-    summary.write(output / "summary.json")
+    revision, path = published.revision, output / "summary.json"
+    summary = Summary(wrapped.name, identity, dtype, types, {}, {}, versions, revision)
+    with quiet_libraries(), progress_of(len(tasks)) as progress:
+        if remark := summary.replaces(path):
+            print_line(progress.console, f"note: {remark}")
+        try:
+            for task in itertools.takewhile(lambda _: not stop(), tasks):
+                name = task.metadata.name
+                progress.update(progress.task_ids[0], description=name)
+                summary = _with_score(summary, task, scorer)
+                summary.merge_into(path)
+                print_line(progress.console, f"{name}: {summary.outcome(name)}")
+                progress.advance(progress.task_ids[0])
+        except KeyboardInterrupt as interrupt:
+            raise EvaluationInterrupted(summary, *interrupt.args) from None
     return summary
+
+
+def _with_score(summary: Summary, task: AbsTask, scorer: "_Scorer") -> Summary:
+    """Return the summary with the task's score, or with the reason why it has none."""
+    name = task.metadata.name
+    try:
+        score, _ = scorer.score(task)
+    except Exception as error:  # One failing task must not lose the others.
+        return replace(summary, failed={**summary.failed, name: _reason(error)})
+    return replace(summary, scores={**summary.scores, name: score})
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from support.task_folders import ANIMALS, MONEY, write_json_lines, write_task
 
 from embedkit.errors import UserError
 from embedkit.evaluation.mteb.scoring import evaluate
-from embedkit.evaluation.summary import Summary
+from embedkit.evaluation.summary import EvaluationInterrupted, Summary
 from embedkit.evaluation.task_folders.reading import read_task_folders
 
 
@@ -122,11 +122,61 @@ def test_an_interruption_keeps_the_finished_tasks(
     encoder = Stumbling(minilm_model, "m")
     encoder.trouble = KeyboardInterrupt()
     tasks = two_sts_tasks(tmp_path / "tasks")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(EvaluationInterrupted) as stopped:
         evaluate(encoder, tasks, tmp_path / "out")
+    assert stopped.value.summary.coverage == "1 of 2 tasks"
+    assert "missing: money: not run" in stopped.value.summary.text()
+    assert Summary.read(tmp_path / "out" / "summary.json") == stopped.value.summary
     encoder.trouble, encoder.calls = None, []
     evaluate(encoder, tasks, tmp_path / "out")
     assert {text for _, texts in encoder.calls for text in texts} <= set(MONEY)
+
+
+def test_an_evaluation_stops_between_tasks_when_asked(
+    tmp_path: Path, minilm_model: SentenceTransformer
+) -> None:
+    encoder, tasks = Encoder(minilm_model, "m"), two_sts_tasks(tmp_path / "tasks")
+    stopped = evaluate(encoder, tasks, tmp_path / "out", stop=lambda: bool(encoder.calls))
+    assert list(stopped.scores) == ["animals"]
+    assert stopped.missing == ["money"]
+    assert not stopped.failed
+
+
+def test_a_summary_keeps_the_other_tasks_of_the_same_model_and_prompts(
+    tmp_path: Path, minilm_model: SentenceTransformer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoder, tasks = Stumbling(minilm_model, "m"), two_sts_tasks(tmp_path / "tasks")
+    encoder.trouble = RuntimeError("out of luck")
+    file = tmp_path / "summary.json"
+    evaluate(encoder, tasks[1:], tmp_path)
+    assert list(Summary.read(file).failed) == ["money"]
+    second = evaluate(encoder, tasks[:1], tmp_path)
+    # The table has what was asked for, and the file all there is.
+    assert list(second.tasks) == ["animals"]
+    assert Summary.read(file).tasks == {"money": "STS", "animals": "STS"}
+    assert Summary.read(file).failed == {"money": "RuntimeError: out of luck"}
+    encoder.trouble = None
+    evaluate(encoder, tasks[1:], tmp_path)
+    assert Summary.read(file).coverage == "2 of 2 tasks"
+    assert not Summary.read(file).failed
+    assert "is replaced" not in capsys.readouterr().err
+    encoder.prompts = {"STS": "Compare: "}
+    evaluate(encoder, tasks[1:], tmp_path)
+    assert list(Summary.read(file).tasks) == ["money"]
+    assert "note: " in (remark := capsys.readouterr().err)
+    assert "had the scores of m (float32)" in remark
+
+
+def test_a_file_of_someone_else_is_not_replaced(
+    tmp_path: Path, minilm_model: SentenceTransformer
+) -> None:
+    tasks = two_sts_tasks(tmp_path / "tasks")
+    (tmp_path / "summary.json").write_text('{"mine": 1}')
+    with pytest.raises(
+        UserError, match=r"summary\.json: is no summary of embedkit; choose another"
+    ):
+        evaluate(Encoder(minilm_model, "m"), tasks, tmp_path)
+    assert (tmp_path / "summary.json").read_text() == '{"mine": 1}'
 
 
 def test_a_result_that_was_cut_short_is_scored_anew(
