@@ -62,7 +62,7 @@ NEGATIVES = tuple(f"negative_{number} of otters" for number in range(1, 21))
 HOPS = tuple(f"wrong {place} of otters" for place in range(6))
 OTHERS = tuple(f"other {place} for otters" for place in range(30))
 EXPECTED = {
-    "agnews": (12, Record("title of otters", "description of otters", label="1")),
+    "agnews": (12, Record("title of otters", "description of otters")),
     "allnli": (12, TRIPLET),
     "amazonqa": (12, Record("What do otters need?", "answer 0 for otters")),
     "concurrentqa": (24, Record("What do otters need?", "hop 0 of otters", HOPS)),
@@ -226,7 +226,7 @@ def test_labels_arrive_where_equal_ones_are_no_negatives(tmp_path: Path) -> None
         for name in INSTRUCTIONS
         if (columns := load_manifest(name).columns) and columns.label
     }
-    assert named == {"agnews": "label", "medmcqa_clust": "subject_name", "yahoo_clust": "topic"}
+    assert named == {"medmcqa_clust": "subject_name", "yahoo_clust": "topic"}
     assert all(opened(name, tmp_path).has_labels for name in named)
 
 
