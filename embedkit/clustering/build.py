@@ -60,9 +60,10 @@ def make(
         "sources": [asdict(source) for source in facts],
     }
     distributed.on_main(partial(_begin, output, header))
+    encode = partial(surrogate.encode, normalize_embeddings=True)
     for number, source in enumerate(records):
         folder = source_folder(output, number) / "vectors"
-        store_vectors(source, surrogate.encode, folder, width=surrogate.width, console=console)
+        store_vectors(source, encode, folder, width=surrogate.width, console=console)
     for number in range(distributed.rank(), len(facts), distributed.world_size()):
         console.print(f"cut {facts[number].name}", highlight=False, markup=False)
         _divide(source_folder(output, number), facts[number], backend, settings)

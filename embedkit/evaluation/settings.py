@@ -16,7 +16,8 @@ class EvaluationSettings(ScoringSettings):
     """Settings of scoring a model, which hold for all tasks."""
 
     truncate_dim: PositiveInt | None = None
-    """Only this many of the first dimensions of the vectors are scored, at unit norm."""
+    """Only this many of the first dimensions of the vectors are scored; they are not scaled to unit
+    norm again."""
     context_documents: NonNegativeInt | None = None
     """A contextual model reads this many documents of a task's corpus before the task; by default
     as many as it has slots."""

@@ -14,8 +14,11 @@ from embedkit.models.contextual.model import KERNELS, Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.export import stock_mode
+from embedkit.models.head import UnitNorm
 from embedkit.recipe import Recipe
 from embedkit.tokens.prompts import SEARCH, benchmark_prompts
+
+_ANY_NORM = "vectors of any norm"
 
 
 def load(
@@ -36,10 +39,10 @@ def load(
     else:
         model = hub.load(recipe.model, settings=recipe.embedder, autocast=autocast, device=device)
     backbone = model.second if isinstance(model, Contextual) else model.backbone
-    if (widest := max(recipe.objective.needs.widths, default=1)) > backbone.width:
+    if (widest := max(recipe.objective.needs.widths, default=1)) > model.width:
         raise UserError(
-            f"objective: a width of {widest} is more than the {backbone.width} dimensions of "
-            f"{recipe.model}; begin with {backbone.width}"
+            f"objective: a width of {widest} is more than the {model.width} dimensions of "
+            f"{recipe.model}; begin with {model.width}"
         )
     attention = recipe.embedder.attention
     masked = recipe.context is not None and isinstance(backbone, PaddedBackbone)
@@ -61,6 +64,27 @@ def load(
     # This raises for a pooling with which the trained model could not be exported.
     stock_mode(model)
     return model
+
+
+def scale_to_unit_norm(model: Embedder | Contextual) -> str | None:
+    """Make a model's vectors unit vectors compared by cosine; return what was changed, if anything.
+
+    Losses compare unit vectors, so that nothing else of a vector is trained.
+    """
+    changed = [] if model.similarity == "cosine" else [f"similarity {model.similarity}"]
+    model.similarity = "cosine"
+    if isinstance(model, Contextual):
+        changed += [] if model.normalize else [_ANY_NORM]
+        model.normalize = True
+    elif not model.head.is_unit_norm:
+        changed.append(_ANY_NORM)
+        model.head.append(UnitNorm())
+    if not changed:
+        return None
+    return (
+        f"{model.name} has {' and '.join(changed)}; this run trains, scores and exports unit "
+        "vectors that are compared by cosine"
+    )
 
 
 def check_lengths(recipe: Recipe, records: Sequence[Records], model: EmbeddingModel) -> None:

@@ -58,6 +58,7 @@ def prepare(
     # The model is loaded before the data, which may be gigabytes to fetch.
     autocast = precision.autocast_dtype(recipe.precision, device)
     model = starting_model.load(recipe, autocast=autocast, device=device)
+    unit_norm = starting_model.scale_to_unit_norm(model)
     mixture = open_batches(open_mixture(recipe, sources), recipe)
     _check_scores(recipe, mixture)
     check_held_out(recipe.evaluation, mixture.manifests)
@@ -88,7 +89,7 @@ def prepare(
     console.print(_overview(recipe, mixture, sampler, model, chosen))
     if within_reach:
         console.print(within_reach, soft_wrap=True)
-    for remark in remarks(recipe):
+    for remark in filter(None, (unit_norm, *remarks(recipe))):
         console.print(f"note: {remark}", soft_wrap=True)
     evaluator = Evaluator(recipe.evaluation, folder.evaluation, model, mixture)
     return TrainingJob(

@@ -49,7 +49,9 @@ def stored_vectors(
         with track_progress(console, f"encoding {side.name}", len(side), file.done()) as advance:
             file.fill(
                 file.missing(),
-                lambda rows: embedder.encode(side.texts(rows), prompt=prompt, max_tokens=limit),
+                lambda rows: embedder.encode(
+                    side.texts(rows), prompt=prompt, max_tokens=limit, normalize_embeddings=True
+                ),
                 advance,
             )
 

@@ -1,11 +1,11 @@
-"""``Embedder``: a backbone, a pooling and prompts, which map texts or tokens to unit vectors."""
+"""``Embedder``: a backbone, a pooling, a head and prompts, which map texts or tokens to vectors."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -14,14 +14,16 @@ from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone, shape_of
 from embedkit.models.contextual.context import Context
 from embedkit.models.embedding_model import EmbeddingModel, Role
+from embedkit.models.head import Head, UnitNorm
 from embedkit.models.pooling import identity_of_pooling, pooling_named
+from embedkit.models.settings import Similarity
 from embedkit.storage.hashing import sha256_of, sha256_of_json
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.tokenizer import identity_of
 
 
 class Embedder(EmbeddingModel):
-    """Embedding model of one stage, which maps texts to unit vectors.
+    """Embedding model of one stage.
 
     Args:
         backbone: encoder that maps tokens to hidden states.
@@ -29,9 +31,9 @@ class Embedder(EmbeddingModel):
         pooling: ``mean`` of the hidden states, ``cls`` for the first hidden state, or the name of a
             pooling that another distribution registers.
         include_prompt: whether the prompt's tokens count in the pooling.
-        default_prompt_name: name of the prompt that sentence-transformers applies by default. It is
-            kept for evaluation and export; ``encode`` ignores it.
-        prompts, max_tokens, position_limit, name, autocast: as in ``EmbeddingModel``.
+        head: modules behind the pooling; by default vectors are scaled to unit norm.
+        prompts, default_prompt_name, similarity, truncate_dim, max_tokens, position_limit, name,
+            autocast: as in ``EmbeddingModel``.
     """
 
     def __init__(
@@ -47,6 +49,9 @@ class Embedder(EmbeddingModel):
         name: str,
         autocast: torch.dtype | None = None,
         default_prompt_name: str | None = None,
+        head: Head | None = None,
+        similarity: Similarity = "cosine",
+        truncate_dim: int | None = None,
     ) -> None:
         super().__init__()
         self.backbone, self.tokenizer = backbone, tokenizer
@@ -55,15 +60,18 @@ class Embedder(EmbeddingModel):
         self.position_limit = position_limit
         self.name, self.autocast = name, autocast
         self.default_prompt_name = default_prompt_name
+        self.head = Head(UnitNorm()) if head is None else head
+        self.similarity, self.truncate_dim = similarity, truncate_dim
 
     def forward(self, tokens: TokenBatch) -> Tensor:
-        """Embed tokens. Shapes: B sequences of T tokens -> ``(B, D)``, unit-norm, fp32 or wider."""
+        """Embed tokens. Shapes: B sequences of T tokens -> ``(B, E)``, fp32 or wider."""
         with self._precision():
             hidden = self.backbone(tokens)
         pool = pooling_named(self.pooling)
         vectors = pool(hidden, tokens, include_prompt=self.include_prompt)
         wide = torch.promote_types(vectors.dtype, torch.float32)
-        return F.normalize(vectors.to(wide), dim=-1)
+        projected: Tensor = self.head(vectors.to(wide))
+        return projected
 
     @torch.inference_mode()
     def encode(
@@ -74,12 +82,20 @@ class Embedder(EmbeddingModel):
         prompt: str | None = None,
         context: Context | None = None,
         max_tokens: int | None = None,
+        normalize_embeddings: bool = False,
         show_progress: bool = False,
     ) -> NDArray[np.float32]:
         if context is not None:
             raise UserError(f"context: {self.name} has one stage and reads none; leave it out")
         prefix = self._prompt_of(role) if prompt is None else prompt
-        return self._embed(texts, prefix, self, max_tokens=max_tokens, show_progress=show_progress)
+        return self._embed(
+            texts,
+            prefix,
+            self,
+            max_tokens=max_tokens,
+            normalize=normalize_embeddings and not self.is_unit_norm,
+            show_progress=show_progress,
+        )
 
     def encode_query(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
         """Embed queries with the model's prompt for queries."""
@@ -96,11 +112,16 @@ class Embedder(EmbeddingModel):
 
     @property
     def width(self) -> int:
-        return self.backbone.width
+        whole = self.head.width(self.backbone.width)
+        return min(self.truncate_dim or whole, whole)
+
+    @property
+    def is_unit_norm(self) -> bool:
+        return self.head.is_unit_norm and self.truncate_dim is None
 
     @property
     def identity(self) -> str:
-        settings = {
+        settings: dict[str, Any] = {
             "weights": sha256_of(self.state_dict()),
             "config": shape_of(self.backbone.model),
             "tokenizer": identity_of(self.tokenizer),
@@ -110,4 +131,9 @@ class Embedder(EmbeddingModel):
             "autocast": str(self.autocast),
             "max_tokens": self.max_tokens,
         }
+        # Only what is unusual is added, so that most hashes equal those of earlier versions.
+        if self.head.described != Head(UnitNorm()).described:
+            settings["head"] = self.head.described
+        settings |= {} if self.similarity == "cosine" else {"similarity": self.similarity}
+        settings |= {} if self.truncate_dim is None else {"truncate_dim": self.truncate_dim}
         return sha256_of_json(settings, default=str)

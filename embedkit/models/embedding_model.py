@@ -9,12 +9,14 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from embedkit.errors import UserError
 from embedkit.models.contextual.context import Context
+from embedkit.models.settings import Similarity
 from embedkit.tokens.batch import TokenBatch, chunks_by_budget
 from embedkit.tokens.text_batches import Rows, estimated_tokens, one_ahead, text_batches
 from embedkit.tokens.tokenizer import Tokenize
@@ -30,7 +32,7 @@ have batches that are longer."""
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What reports say of a model besides its name."""
+    """What scores and reports need to know of a model besides its name."""
 
     parameters: int
     memory: int
@@ -39,6 +41,8 @@ class Facts:
     """Number of dimensions of a vector."""
     max_tokens: int
     """Length to which texts are truncated, special tokens included."""
+    similarity: Similarity = "cosine"
+    """Measure by which vectors are compared."""
 
 
 class EmbeddingModel(nn.Module, ABC):
@@ -52,7 +56,11 @@ class EmbeddingModel(nn.Module, ABC):
     pooling: str
     """Pooling of token states: ``mean``, ``cls`` or the name of another distribution's."""
     default_prompt_name: str | None = None
-    """Name of the prompt that sentence-transformers and mteb apply by default."""
+    """Name of the prompt of texts without a role, as in sentence-transformers and mteb."""
+    similarity: Similarity = "cosine"
+    """Measure by which vectors are compared."""
+    truncate_dim: int | None = None
+    """Number of first features that ``encode`` keeps; ``None`` keeps all."""
     max_tokens: int
     """Length to which ``encode`` truncates texts, special tokens included."""
     position_limit: int
@@ -65,7 +73,12 @@ class EmbeddingModel(nn.Module, ABC):
     @property
     @abstractmethod
     def width(self) -> int:
-        """Number of features of a vector, D."""
+        """Number of features of a vector of ``encode``, D."""
+
+    @property
+    @abstractmethod
+    def is_unit_norm(self) -> bool:
+        """Whether every vector of ``encode`` has unit norm."""
 
     @property
     @abstractmethod
@@ -85,6 +98,7 @@ class EmbeddingModel(nn.Module, ABC):
             memory=sum(parameter.nbytes for parameter in parameters),
             width=self.width,
             max_tokens=self.max_tokens,
+            similarity=self.similarity,
         )
 
     @property
@@ -100,20 +114,23 @@ class EmbeddingModel(nn.Module, ABC):
         prompt: str | None = None,
         context: Context | None = None,
         max_tokens: int | None = None,
+        normalize_embeddings: bool = False,
         show_progress: bool = False,
     ) -> NDArray[np.float32]:
-        """Embed one text or a list of texts.
+        """Embed one text or a list of texts, as sentence-transformers does.
 
-        Shapes: a list of n texts -> ``(n, D)``, one text -> ``(D,)``; unit-norm, fp32.
+        Shapes: a list of n texts -> ``(n, D)``, one text -> ``(D,)``; fp32.
 
         Args:
             texts: one text, or a list of any number of texts.
             role: name of the model's prompt, if it has one, to put before each text. Without a role
-                a model of one stage uses no prompt, and a model of two stages that for documents.
+                a model of one stage uses its default prompt, if it has one, and a model of two
+                stages that for documents.
             prompt: literal prefix of each text, used instead of the prompt of ``role``.
             context: embedded documents that a model of two stages reads in front of each text; by
                 default ``frozen``. A model of one stage takes none.
             max_tokens: length to truncate texts to, at most the model's ``max_tokens``.
+            normalize_embeddings: whether to scale vectors to unit norm also if the model does not.
             show_progress: whether to show a progress bar.
 
         Raises:
@@ -148,12 +165,13 @@ class EmbeddingModel(nn.Module, ABC):
         *,
         max_tokens: int | None = None,
         overhead: int = 0,
+        normalize: bool = False,
         show_progress: bool,
     ) -> NDArray[np.float32]:
         """Return the vectors that ``embed`` makes of the tokens of texts, in evaluation mode.
 
-        ``overhead`` is the number of positions in front of every text; the other arguments and the
-        errors are those of ``encode``.
+        ``overhead`` is the number of positions in front of every text, and ``normalize`` scales
+        vectors to unit norm; the other arguments and the errors are those of ``encode``.
         """
         from rich.progress import track
 
@@ -174,7 +192,9 @@ class EmbeddingModel(nn.Module, ABC):
             shown = track(batches, "encode", disable=not show_progress, transient=True)
             for rows, tokens in zip(shown, tokenized, strict=True):
                 for chunk in chunks_by_budget(tokens.lengths + overhead, _MOST_TOKENS):
-                    embedded = embed(tokens.select(chunk).to(self.device))
+                    embedded = embed(tokens.select(chunk).to(self.device))[:, : self.width]
+                    if normalize:
+                        embedded = F.normalize(embedded, dim=-1)
                     vectors[rows[chunk.numpy()]] = embedded.float().cpu().numpy()
         finally:
             self.train(was_training)
@@ -187,7 +207,7 @@ class EmbeddingModel(nn.Module, ABC):
     def _prompt_of(self, role: str | None) -> str:
         """Return the prompt that the model stores for a role, "" if it stores none."""
         if role is None:
-            return ""
+            return self.prompts.get(self.default_prompt_name or "", "")
         if role not in get_args(Role) and role not in self.prompts:
             known = ", ".join(dict.fromkeys([*get_args(Role), *self.prompts]))
             raise UserError(f"role = {role!r}: {self.name} knows {known}")

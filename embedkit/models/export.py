@@ -2,7 +2,7 @@
 
 import warnings
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from embedkit.errors import ArgumentError, UserError
 from embedkit.models import hub
@@ -10,6 +10,7 @@ from embedkit.models.contextual.loading import is_contextual, load_contextual
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.eurobert import obstacle, to_eurobert
+from embedkit.models.head import write_head
 from embedkit.models.neobert import NeoBERTModel
 from embedkit.models.neobert.state_dict import save_hub_layout
 from embedkit.models.onnx import check_installed, write_onnx
@@ -142,32 +143,32 @@ def _write_eurobert(network: NeoBERTModel, embedder: Embedder, folder: Path) -> 
 
 
 def _write_settings(embedder: Embedder, folder: Path) -> None:
-    """Write the settings that sentence-transformers reads: modules, pooling, prompts, length."""
+    """Write the settings that sentence-transformers reads: modules, prompts, length."""
     # The names of classes that every release of sentence-transformers reads, old and new.
     package = "sentence_transformers.models"
-    types = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    first = [("Transformer", ""), ("Pooling", "1_Pooling")]
     modules = [
         {"idx": number, "name": str(number), "path": path, "type": f"{package}.{kind}"}
-        for number, (path, kind) in enumerate(types.items())
+        for number, (kind, path) in enumerate([*first, *write_head(embedder.head, folder)])
     ]
     mode = stock_mode(embedder)
     usual = ("cls", "mean", "max", "mean_sqrt_len_tokens")
     pooling = {
-        "word_embedding_dimension": embedder.width,
+        "word_embedding_dimension": embedder.backbone.width,
         **{STOCK_MODES[name]: name == mode for name in usual},
         STOCK_MODES[mode]: True,
         "include_prompt": embedder.include_prompt,
     }
-    settings = {
+    settings: dict[str, Any] = {
         "prompts": embedder.prompts,
         "default_prompt_name": embedder.default_prompt_name,
-        "similarity_fn_name": "cosine",
+        "similarity_fn_name": embedder.similarity,
     }
-    for path in filter(None, types):
-        (folder / path).mkdir()
+    if embedder.truncate_dim is not None:
+        settings["truncate_dim"] = embedder.truncate_dim
+    (folder / "1_Pooling").mkdir()
     limits = {"max_seq_length": embedder.max_tokens, "do_lower_case": False}
     write_json(folder / "modules.json", modules)
     write_json(folder / "sentence_bert_config.json", limits)
     write_json(folder / "1_Pooling/config.json", pooling)
-    write_json(folder / "2_Normalize/config.json", {})
     write_json(folder / "config_sentence_transformers.json", settings)

@@ -29,6 +29,7 @@ from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone, NeoBERTBackbone, PaddedBackbone, absolute_positions
 from embedkit.models.embedder import Embedder
 from embedkit.models.eurobert import ORIGIN, from_eurobert
+from embedkit.models.head import read_head
 from embedkit.models.model_files import read_json
 from embedkit.models.neobert import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
 from embedkit.models.neobert.encoder import NeoBERTPreTrainedModel
@@ -81,8 +82,8 @@ def load(
 ) -> Embedder:
     """Load a one-stage model: a hub id, a folder, ``package:<distribution>/<path>`` or an alias.
 
-    A sentence-transformers folder sets pooling and prompts; a bare encoder is pooled by the mean.
-    ``settings`` override both.
+    A sentence-transformers folder sets pooling, head and prompts; a bare encoder is pooled by the
+    mean, and its vectors have any length. ``settings`` override the pooling.
 
     Raises:
         UserError: there is no such model, it has parts that embedkit does not know, or its weights
@@ -106,6 +107,9 @@ def load(
         name=display_name(model),
         autocast=autocast,
         default_prompt_name=stored.default_prompt_name,
+        head=read_head(stored.folder, stored.head),
+        similarity=stored.similarity,
+        truncate_dim=stored.truncate_dim,
     )
     return embedder.to(device).eval()
 

@@ -1,4 +1,4 @@
-"""Export of an ``Embedder`` as an ONNX graph from padded tokens to unit vectors."""
+"""Export of an ``Embedder`` as an ONNX graph from padded tokens to vectors."""
 
 import logging
 import warnings
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embedkit.errors import UserError
@@ -36,8 +35,8 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
     """Write the graph of ``embedder``, for any number of texts of any length, and verify it.
 
     Shapes: inputs ``input_ids`` and ``attention_mask`` ``(B, L)`` int64, padded on the right;
-    outputs ``last_hidden_state`` ``(B, L, D)`` and, pooled and unit-norm, ``sentence_embedding``
-    ``(B, D)``.
+    outputs ``last_hidden_state`` ``(B, L, D)`` and, pooled and behind the head,
+    ``sentence_embedding`` ``(B, E)``.
 
     Raises:
         UserError: the model's computation cannot be written as a graph, or the graph's vectors
@@ -54,7 +53,7 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
         if reason := obstacle(network.config):
             raise UserError(f"{name}: has no ONNX form: {reason}")
         network = to_eurobert(network)
-    graph = _Graph(network, pooling).float().cpu().eval()
+    graph = _Graph(network, embedder).float().cpu().eval()
     # The sizes must not be 1, which the exporter takes for a constant, nor equal.
     ids = torch.ones(2, 7, dtype=torch.int64)
     mask = torch.ones_like(ids)
@@ -108,7 +107,7 @@ def _try_out(embedder: Embedder, path: Path) -> None:
         input_ids, mask = tokenize(texts, "", embedder.max_tokens).padded(pad_id)
         inputs = {"input_ids": input_ids.numpy(), "attention_mask": mask.numpy()}
         (vectors,) = session.run(["sentence_embedding"], inputs)
-        distance = float(np.abs(vectors - embedder.encode(texts)).max())
+        distance = float(np.abs(vectors - embedder.encode(texts, prompt="")).max())
         if not distance <= _TOLERANCE:
             raise UserError(
                 f"{embedder.name}: its graph gives other vectors, by up to {distance:.1g}; load it "
@@ -117,9 +116,10 @@ def _try_out(embedder: Embedder, path: Path) -> None:
 
 
 class _Graph(nn.Module):
-    def __init__(self, network: nn.Module, pooling: str) -> None:
+    def __init__(self, network: nn.Module, embedder: Embedder) -> None:
         super().__init__()
-        self.network, self._pooling = network, pooling
+        self.network, self.head = network, embedder.head
+        self._pooling, self._width = embedder.pooling, embedder.truncate_dim
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         output: Any = self.network(input_ids=input_ids, attention_mask=attention_mask)
@@ -128,4 +128,4 @@ class _Graph(nn.Module):
         if self._pooling == "mean":
             mask = attention_mask[:, :, None].to(hidden.dtype)
             pooled = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
-        return hidden, F.normalize(pooled, dim=-1)
+        return hidden, self.head(pooled)[:, : self._width]

@@ -1,4 +1,4 @@
-"""Pooling of token states to one vector per text: mean, cls, or another distribution's."""
+"""Pooling of token states to one vector per text, by names of sentence-transformers or others."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embedkit.errors import UserError
 from embedkit.recipe import extensions
-from embedkit.recipe.finetune_recipe import POOLINGS
+from embedkit.recipe.finetune_recipe import POOLINGS, STOCK_POOLINGS
 from embedkit.tokens.batch import TokenBatch
 
 STOCK_MODES: Mapping[str, str] = {
@@ -37,17 +37,35 @@ class Pooling(Protocol):
 
 def mean_by_text(hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) -> Tensor:
     """Return the mean of each text's states, ``(T, D)`` -> ``(B, D)``, in fp32 or wider."""
-    hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-    rows = torch.arange(len(tokens)).repeat_interleave(tokens.lengths)
-    if not include_prompt:
-        within = torch.arange(tokens.num_tokens) - tokens.offsets[rows]
-        kept = (within >= tokens.prompt_lengths[rows]).nonzero().squeeze(1)
-        rows, hidden = rows[kept], hidden[kept.to(hidden.device)]
+    hidden, rows, _ = _pooled(hidden, tokens, include_prompt)
     # If a prompt fills the whole length limit, its text has no token left, and a mean of zero.
     counts = torch.bincount(rows, minlength=len(tokens)).clamp(min=1)
-    sums = hidden.new_zeros(len(tokens), hidden.shape[-1])
-    sums = sums.index_add(0, rows.to(hidden.device), hidden)
-    return sums / counts.to(hidden.device)[:, None]
+    return _sums(hidden, rows, len(tokens)) / counts.to(hidden.device)[:, None]
+
+
+def mean_over_sqrt(hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) -> Tensor:
+    """Return the sum of each text's states over the root of their number, ``(B, D)``."""
+    hidden, rows, _ = _pooled(hidden, tokens, include_prompt)
+    counts = torch.bincount(rows, minlength=len(tokens)).clamp(min=1)
+    return _sums(hidden, rows, len(tokens)) / counts.to(hidden)[:, None].sqrt()
+
+
+def weighted_mean(hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) -> Tensor:
+    """Return the mean of each text's states, the n-th token weighing n (Muennighoff, 2022)."""
+    hidden, rows, within = _pooled(hidden, tokens, include_prompt)
+    # Positions are those in the whole text, also if its prompt is left out.
+    weights = (within + 1).to(hidden)[:, None]
+    totals = _sums(weights, rows, len(tokens)).clamp(min=1)
+    return _sums(hidden * weights, rows, len(tokens)) / totals
+
+
+def max_by_text(hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) -> Tensor:
+    """Return the largest value of each feature over a text's states, ``(B, D)``."""
+    hidden, rows, _ = _pooled(hidden, tokens, include_prompt)
+    # A text without a token after its prompt keeps zeros.
+    largest = hidden.new_zeros(len(tokens), hidden.shape[-1])
+    index = rows.to(hidden.device)[:, None].expand_as(hidden)
+    return largest.scatter_reduce(0, index, hidden, reduce="amax", include_self=False)
 
 
 def first_by_text(hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) -> Tensor:
@@ -57,10 +75,46 @@ def first_by_text(hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) -
         # As in sentence-transformers, a text without a token after its prompt uses the first token.
         behind = tokens.lengths > tokens.prompt_lengths
         first = torch.where(behind, first + tokens.prompt_lengths, first)
-    return hidden[first.to(hidden.device)].to(torch.promote_types(hidden.dtype, torch.float32))
+    return _wide(hidden[first.to(hidden.device)])
 
 
-_BUILT_IN: Mapping[str, Pooling] = {"mean": mean_by_text, "cls": first_by_text}
+def last_by_text(hidden: Tensor, tokens: TokenBatch, *, include_prompt: bool) -> Tensor:
+    """Return the state of each text's last token, ``(B, D)``; it is no token of the prompt."""
+    return _wide(hidden[(tokens.offsets[1:] - 1).to(hidden.device)])
+
+
+def _pooled(
+    hidden: Tensor, tokens: TokenBatch, include_prompt: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the states to pool in fp32 or wider, and their texts and positions, on the CPU."""
+    hidden = _wide(hidden)
+    rows = torch.arange(len(tokens)).repeat_interleave(tokens.lengths)
+    within = torch.arange(tokens.num_tokens) - tokens.offsets[rows]
+    if include_prompt:
+        return hidden, rows, within
+    kept = (within >= tokens.prompt_lengths[rows]).nonzero().squeeze(1)
+    return hidden[kept.to(hidden.device)], rows[kept], within[kept]
+
+
+def _sums(states: Tensor, rows: Tensor, count: int) -> Tensor:
+    """Return the sum of the states of each text. Shapes: ``(T, D)`` -> ``(count, D)``."""
+    sums = states.new_zeros(count, states.shape[-1])
+    return sums.index_add(0, rows.to(states.device), states)
+
+
+def _wide(states: Tensor) -> Tensor:
+    return states.to(torch.promote_types(states.dtype, torch.float32))
+
+
+_BUILT_IN: Mapping[str, Pooling] = {
+    "mean": mean_by_text,
+    "cls": first_by_text,
+    "lasttoken": last_by_text,
+    "max": max_by_text,
+    "mean_sqrt_len_tokens": mean_over_sqrt,
+    "weightedmean": weighted_mean,
+}
+assert _BUILT_IN.keys() == set(STOCK_POOLINGS) == STOCK_MODES.keys()
 
 
 @lru_cache
@@ -89,9 +143,3 @@ def stock_mode_of(name: str) -> str | None:
             f"{', '.join(STOCK_MODES)}"
         )
     return mode
-
-
-def pooling_with_stock_mode(mode: str) -> str | None:
-    """Return the name of the pooling that sentence-transformers calls ``mode``, or ``None``."""
-    known = [*_BUILT_IN, *extensions.names(POOLINGS)]
-    return next((name for name in known if stock_mode_of(name) == mode), None)

@@ -1,29 +1,40 @@
 """Reads the settings that a model's folder stores in the format of sentence-transformers."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from embedkit.errors import UserError
 from embedkit.models.model_files import check_weight_files, located, read_json, refuse_pickle
-from embedkit.models.pooling import STOCK_MODES, pooling_with_stock_mode
+from embedkit.models.pooling import STOCK_MODES
+from embedkit.models.settings import Similarity
 
 _NO_LIMIT = 10**6
 """Value of a tokenizer's ``model_max_length`` from which it means that there is no limit."""
+_FIRST = ["Transformer", "Pooling"]
+"""Kinds of the first two modules of every folder."""
+_HEAD = {"Dense", "Normalize"}
+"""Kinds of the modules that may follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Folder or hub id of an encoder and its settings; the defaults are for a bare encoder."""
+    """Settings of a model; the defaults are for a bare encoder."""
 
+    folder: str
+    """Folder or hub id of the model."""
     encoder: str
+    """Folder or hub id of its encoder."""
     pooling: str = "mean"
     include_prompt: bool = True
+    head: tuple[tuple[str, str], ...] = ()
+    """Kind and folder of each module behind the pooling, in their order."""
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     max_tokens: int | None = None
+    similarity: Similarity = "cosine"
+    truncate_dim: int | None = None
 
 
 def read_stored(folder: str) -> Stored:
@@ -43,41 +54,33 @@ def read_stored(folder: str) -> Stored:
         if root.is_dir() and not (root / "config.json").is_file():
             refuse_pickle(folder)
             raise UserError(f"{folder}: holds neither modules.json nor config.json")
-        return Stored(encoder=folder)
+        return Stored(folder=folder, encoder=folder)
     if describes_two_stages(config):
         raise UserError(
             f"{folder}: is a contextual model, whose vectors depend on a corpus; pass a model of "
             "one stage here (embedkit eval-mteb takes both)"
         )
-    modules = _modules(folder)
-    encoder = root / modules["Transformer"]
-    pooling = read_json(root / modules["Pooling"] / "config.json")
+    (_, own), (_, pooled), *head = _modules(folder)
+    encoder = root / own
+    pooling = read_json(root / pooled / "config.json")
     limit = read_json(encoder / "sentence_bert_config.json").get("max_seq_length")
     # sentence-transformers stores the limit in tokenizer_config.json from 6.2 on.
     of_tokenizer = read_json(encoder / "tokenizer_config.json").get("model_max_length")
     if not limit and of_tokenizer and of_tokenizer < _NO_LIMIT:
         limit = of_tokenizer
     settings = read_json(root / "config_sentence_transformers.json")
-    if kept := settings.get("truncate_dim"):
-        raise UserError(
-            f"{folder}: cuts its vectors to {kept} features, which embedkit does not do; take "
-            "truncate_dim out of config_sentence_transformers.json to use whole vectors"
-        )
-    measure = settings.get("similarity_fn_name") or "cosine"
-    if measure != "cosine" and "Normalize" not in modules:
-        warnings.warn(
-            f"{folder}: compares vectors of any length by {measure}; embedkit's have unit length, "
-            "so that its scores may differ from those of sentence-transformers",
-            stacklevel=2,
-        )
     return Stored(
+        folder=folder,
         encoder=str(encoder),
         pooling=_pooling(folder, pooling),
         include_prompt=bool(pooling.get("include_prompt", True)),
+        head=tuple(head),
         # A prompt that is not set may be null in the file.
         prompts={k: v or "" for k, v in (settings.get("prompts") or {}).items()},
         default_prompt_name=settings.get("default_prompt_name"),
         max_tokens=int(limit) if limit else None,
+        similarity=similarity_of(folder),
+        truncate_dim=settings.get("truncate_dim"),
     )
 
 
@@ -86,33 +89,51 @@ def describes_two_stages(config: Mapping[str, Any]) -> bool:
     return "contextual" in config or config.get("architecture") == "transductive"
 
 
-def _modules(folder: str) -> dict[str, str]:
-    """Return the path of each module by the last part of its type."""
+def _modules(folder: str) -> list[tuple[str, str]]:
+    """Return kind and path of each module: Transformer, Pooling, and any Dense and Normalize."""
     listed = read_json(Path(folder) / "modules.json", list)
     try:
-        modules = {str(module["type"]).split(".")[-1]: str(module["path"]) for module in listed}
+        modules = [(str(module["type"]).split(".")[-1], str(module["path"])) for module in listed]
     except (KeyError, TypeError):
         raise UserError(
             f"{folder}: modules.json is not a list of modules, each with a type and a path; copy "
             "it anew from where the model comes from"
         ) from None
-    for path in map(Path, modules.values()):
+    for path in (Path(path) for _, path in modules):
         if path.is_absolute() or ".." in path.parts:
             raise UserError(
                 f"{folder}: modules.json names {path}, and only folders inside are read; copy it "
                 "there, and name it by its relative path"
             )
-    if unknown := sorted(set(modules) - {"Transformer", "Pooling", "Normalize"}):
+    kinds = [kind for kind, _ in modules]
+    if unknown := sorted(set(kinds) - {*_FIRST, *_HEAD}):
         raise UserError(
             f"{folder}: modules.json has {', '.join(unknown)}, which embedkit cannot train; "
             "pass the folder of its encoder alone"
         )
-    if lacking := sorted({"Transformer", "Pooling"} - set(modules)):
+    if lacking := sorted(set(_FIRST) - set(kinds)):
         raise UserError(
             f"{folder}: modules.json has no {' and no '.join(lacking)}; "
             "pass the folder of its encoder alone"
         )
+    if kinds[:2] != _FIRST or not set(kinds[2:]) <= _HEAD:
+        raise UserError(
+            f"{folder}: modules.json has {', '.join(kinds)}, and embedkit reads Transformer, "
+            "Pooling, and behind them Dense and Normalize; pass the folder of its encoder alone"
+        )
     return modules
+
+
+def similarity_of(folder: str) -> Similarity:
+    """Return the measure by which a folder says that its vectors are compared."""
+    settings = read_json(Path(folder) / "config_sentence_transformers.json")
+    named: Any = settings.get("similarity_fn_name") or "cosine"
+    if named not in get_args(Similarity):
+        raise UserError(
+            f"{folder}: config_sentence_transformers.json has similarity_fn_name = {named!r}; "
+            f"embedkit knows {', '.join(get_args(Similarity))}"
+        )
+    return named
 
 
 def _pooling(folder: str, config: Mapping[str, Any]) -> str:
@@ -120,11 +141,10 @@ def _pooling(folder: str, config: Mapping[str, Any]) -> str:
     named = config.get("pooling_mode")
     switched = [mode for mode, key in STOCK_MODES.items() if config.get(key)]
     # A list of names is concatenated.
-    modes = list(named) if isinstance(named, list) else [named] if named else switched
-    pooling = pooling_with_stock_mode(modes[0]) if len(modes) == 1 else None
-    if pooling is None:
+    modes = list(named) if isinstance(named, list) else [named] if named else switched or ["mean"]
+    if len(modes) > 1 or modes[0] not in STOCK_MODES:
         raise UserError(
-            f"{folder}: pools by {' + '.join(map(str, modes)) or 'nothing'}; embedkit knows mean "
-            "and cls, and what a distribution registers in embedkit.poolings"
+            f"{folder}: pools by {' + '.join(map(str, modes))}; embedkit pools by one of "
+            f"{', '.join(STOCK_MODES)}"
         )
-    return pooling
+    return str(modes[0])

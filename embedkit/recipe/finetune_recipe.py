@@ -14,6 +14,8 @@ from embedkit.recipe.training_settings import Mix, Training, weights_of
 
 POOLINGS = "embedkit.poolings"
 """Entry point group in which other distributions register poolings."""
+STOCK_POOLINGS = ("mean", "cls", "lasttoken", "max", "mean_sqrt_len_tokens", "weightedmean")
+"""Poolings of sentence-transformers, by their names there."""
 
 
 class ModelSettings(Section):
@@ -21,8 +23,9 @@ class ModelSettings(Section):
 
     pooling: str | None = None
     """A text's vector is the mean of its tokens' states (``mean``), the state of the first token
-    (``cls``), or made by a pooling that another distribution registers. If unset, the model folder
-    says which, and the mean is taken where it says nothing."""
+    (``cls``) or the last one (``lasttoken``), or made by another pooling of sentence-transformers
+    (``max``, ``mean_sqrt_len_tokens``, ``weightedmean``) or of a distribution that registers one.
+    If unset, the model folder says which, and the mean is taken where it says nothing."""
     include_prompt: bool | None = None
     """Whether the prompt's tokens take part in the pooling. If unset, the model folder says it,
     and they do where it says nothing."""
@@ -37,9 +40,9 @@ class ModelSettings(Section):
     @field_validator("pooling")
     @classmethod
     def _known_pooling(cls, pooling: str | None) -> str | None:
-        if pooling is None or pooling in ("mean", "cls") or extensions.find(POOLINGS, pooling):
+        if pooling in (None, *STOCK_POOLINGS) or extensions.find(POOLINGS, pooling):
             return pooling
-        known = ", ".join(["mean", "cls", *extensions.names(POOLINGS)])
+        known = ", ".join([*STOCK_POOLINGS, *extensions.names(POOLINGS)])
         raise ValueError(f"{pooling!r} is none of the poolings known, which are {known}")
 
 

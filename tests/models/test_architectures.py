@@ -194,7 +194,7 @@ def test_training_moves_the_weights_of_an_architecture(
     run = trained(name)
     before = hub.load(str(run.with_name(f"backbone-{name}")))
     after = hub.load(str(run / "model"))
-    first, second = before.encode(TEXTS[:1]), after.encode(TEXTS[:1])
+    first, second = (m.encode(TEXTS[:1], normalize_embeddings=True) for m in (before, after))
     assert 0 < float(np.abs(first - second).max()) < 1
 
 
@@ -212,7 +212,7 @@ def test_adapters_stand_in_every_layer_of_an_architecture_and_merge(
     trained = embedder.encode(TEXTS)
     assert np.abs(trained - before).max() > 1e-2
     lora.merge(network)
-    np.testing.assert_allclose(embedder.encode(TEXTS), trained, atol=1e-5)
+    np.testing.assert_allclose(embedder.encode(TEXTS), trained, atol=1e-5, rtol=1e-4)
     # Two matrices for each linear layer of both blocks: four at the least.
     assert len(adapters) >= 2 * 2 * 4
 

@@ -1,7 +1,7 @@
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from embedkit.errors import UserError
 from embedkit.models import embedding_model, hub
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import ModelSettings
+from embedkit.recipe.finetune_recipe import STOCK_POOLINGS
 from embedkit.tokens.batch import TokenBatch
 
 TEXTS = [
@@ -33,9 +34,7 @@ PROMPT = "Represent this sentence for searching relevant passages: "
 
 
 @cache
-def theirs(
-    pooling: Literal["mean", "cls"], *, include_prompt: bool, prompt: str
-) -> NDArray[np.float32]:
+def theirs(pooling: Any, *, include_prompt: bool, prompt: str) -> NDArray[np.float32]:
     """What sentence-transformers makes of ``TEXTS``."""
     transformer = Transformer(MINILM, max_seq_length=256)
     pool = TheirPooling(384, pooling_mode=pooling, include_prompt=include_prompt)
@@ -45,10 +44,10 @@ def theirs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", STOCK_POOLINGS)
 @pytest.mark.parametrize(("prompt", "include"), [("", True), (PROMPT, True), (PROMPT, False)])
 def test_vectors_are_those_of_sentence_transformers(
-    pooling: Literal["mean", "cls"], prompt: str, include: bool
+    pooling: Any, prompt: str, include: bool
 ) -> None:
     ours = hub.load("starter", settings=ModelSettings(pooling=pooling, include_prompt=include))
     expected = theirs(pooling, include_prompt=include, prompt=prompt)
@@ -90,6 +89,8 @@ def test_a_text_that_its_prompt_has_pushed_out_is_no_nan() -> None:
     tokens = TokenBatch.from_lists([[2, 3], [4, 5]], [2, 0])
     vectors = tiny_embedder(include_prompt=False)(tokens)
     assert vectors.norm(dim=-1).tolist() == pytest.approx([0.0, 1.0])
+    for pooling in STOCK_POOLINGS:
+        assert tiny_embedder(pooling=pooling, include_prompt=False)(tokens).isfinite().all()
     firsts = tiny_embedder(pooling="cls", include_prompt=False)(tokens)
     torch.testing.assert_close(firsts, tiny_embedder(pooling="cls")(tokens))
 

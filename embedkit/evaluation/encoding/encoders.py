@@ -47,7 +47,7 @@ class TextEncoder(Protocol):
     @property
     def facts(self) -> Facts: ...
     def encode(self, texts: str | Sequence[str], *, prompt: str = "") -> NDArray[np.float32]:
-        """Embed texts, each after ``prompt``, as vectors of unit norm.
+        """Embed texts, each after ``prompt``.
 
         Shapes: a list of n texts -> ``(n, width)``, one text -> ``(width,)``.
         """
@@ -99,19 +99,20 @@ class CachedEncoder:
 
 
 class Truncated:
-    """The first dimensions of an encoder's vectors, scaled to unit norm (Matryoshka)."""
+    """The first dimensions of an encoder's vectors (Matryoshka).
+
+    As in sentence-transformers, they are not scaled to unit norm again.
+    """
 
     def __init__(self, encoder: TextEncoder, dimensions: int) -> None:
         self._encoder, self._dimensions = encoder, dimensions
         self.name, self.prompts = f"{encoder.name}@{dimensions}", encoder.prompts
         self.default_prompt_name = encoder.default_prompt_name
-        self.identity = sha256_of_text(f"{encoder.identity} {dimensions}")
+        self.identity = sha256_of_text(f"{encoder.identity} cut to {dimensions}")
         self.facts = replace(encoder.facts, width=dimensions)
 
     def encode(self, texts: str | Sequence[str], *, prompt: str = "") -> NDArray[np.float32]:
-        vectors = self._encoder.encode(texts, prompt=prompt)[..., : self._dimensions]
-        norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
-        return vectors / np.maximum(norms, np.finfo(np.float32).tiny)
+        return self._encoder.encode(texts, prompt=prompt)[..., : self._dimensions]
 
     def batches(self, texts: Sequence[str], *, prompt: str = "") -> list[Rows]:
         return self._encoder.batches(texts, prompt=prompt)

@@ -45,7 +45,7 @@ class PublishedResults:
             "memory_usage_mb": round(facts.memory / 2**20),
             "max_tokens": facts.max_tokens,
             "embed_dim": facts.width,
-            "similarity_fn_name": ScoringFunction.COSINE,
+            "similarity_fn_name": ScoringFunction(facts.similarity),
             "framework": ["Sentence Transformers", "PyTorch"],
             "use_instructions": any(encoder.prompts.values()) or bool(instructions),
         }

@@ -22,8 +22,8 @@ from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.cache import ResultCache
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.results import TaskResult
-from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 from mteb.types import PromptType
+from sentence_transformers.util import SimilarityFunction
 
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.encoders import TextEncoder
@@ -264,16 +264,16 @@ class _Scorer:
 class _MtebEncoder:
     """A text encoder for one task, with the interface of mteb."""
 
-    similarity = staticmethod(cos_sim)
-    similarity_pairwise = staticmethod(pairwise_cos_sim)
-
     def __init__(self, encoder: TextEncoder, revision: str, prompts: Mapping[str, str]) -> None:
         self._encoder, self._prompts = encoder, prompts
+        measure = encoder.facts.similarity
+        self.similarity = SimilarityFunction.to_similarity_fn(measure)
+        self.similarity_pairwise = SimilarityFunction.to_similarity_pairwise_fn(measure)
         self.mteb_model_meta = ModelMeta.create_empty(
             overwrites={
                 "name": f"embedkit/{encoder.name.replace('/', '_')}",
                 "revision": revision,
-                "similarity_fn_name": ScoringFunction.COSINE,
+                "similarity_fn_name": ScoringFunction(measure),
             }
         )
 

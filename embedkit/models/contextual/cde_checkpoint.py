@@ -84,6 +84,8 @@ def converted(
     }
     description = {
         "contextual": contextual,
+        # The released code leaves it to its users to scale vectors to unit norm.
+        "normalize": False,
         "max_seq_length": int(config.get("max_seq_length") or 512),
         "position_limit": int(second.max_position_embeddings),
         "prompts": _PROMPTS,

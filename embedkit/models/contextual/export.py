@@ -51,6 +51,7 @@ def write_contextual(
     config = {
         "architectures": ["ContextualModule"],
         "contextual": contextual.model_dump(),
+        "normalize": model.normalize,
         "max_seq_length": model.max_tokens,
         "position_limit": model.position_limit + model.config.text_start,
         "document_prompt": model.prompts.get("document", ""),
@@ -63,7 +64,7 @@ def write_contextual(
         "model_type": "SentenceTransformer",
         "prompts": model.prompts,
         "default_prompt_name": None,
-        "similarity_fn_name": "cosine",
+        "similarity_fn_name": model.similarity,
     }
     with whole_folder(folder, "a model") as aside:
         write_json(aside / "config.json", config)

@@ -14,7 +14,7 @@ from embedkit.models.contextual.context import Context
 from embedkit.models.contextual.model import Contextual, without_pooler
 from embedkit.models.model_files import fetched, located, read_json, read_weights, under
 from embedkit.models.pretrained import quietly
-from embedkit.models.st_config import describes_two_stages
+from embedkit.models.st_config import describes_two_stages, similarity_of
 from embedkit.recipe import ContextualConfig
 
 
@@ -65,6 +65,9 @@ def load_contextual(
         name=hub.display_name(model),
         autocast=autocast,
         frozen=frozen,
+        # Exports of earlier versions all have vectors of unit norm.
+        normalize=config.get("normalize", True),
+        similarity=similarity_of(str(folder)),
     )
     of_encoders = tuple(f"{stage}." for stage in encoders)
     heads = {name: head for name, head in weights.items() if not name.startswith(of_encoders)}

@@ -23,7 +23,9 @@ from embedkit.models.contextual import prefix
 from embedkit.models.contextual.context import Context, Embeddings
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel, Role
+from embedkit.models.head import Projection
 from embedkit.models.pooling import mean_by_text
+from embedkit.models.settings import Similarity
 from embedkit.recipe import ContextualConfig
 from embedkit.storage.hashing import sha256_of, sha256_of_json
 from embedkit.tokens.batch import TokenBatch
@@ -53,7 +55,8 @@ class Contextual(EmbeddingModel):
         tokenizer: tokenizer of both encoders, with truncation and padding switched off.
         config: settings of the layers that join the encoders.
         position_limit: number of positions that the encoders have.
-        prompts, max_tokens, name, autocast, frozen: as in ``EmbeddingModel``.
+        normalize: whether vectors are scaled to unit norm.
+        prompts, similarity, max_tokens, name, autocast, frozen: as in ``EmbeddingModel``.
     """
 
     pooling = "mean"
@@ -71,12 +74,15 @@ class Contextual(EmbeddingModel):
         name: str,
         autocast: torch.dtype | None = None,
         frozen: Context | None = None,
+        normalize: bool = True,
+        similarity: Similarity = "cosine",
     ) -> None:
         super().__init__()
         if isinstance(second, PaddedBackbone):
             _prepare_to_read(second.model, name)
         self.config, self.tokenizer, self.frozen = config, tokenizer, frozen
         self.prompts, self.name, self.autocast = dict(prompts), name, autocast
+        self.normalize, self.similarity = normalize, similarity
         self.position_limit = position_limit - config.text_start
         if self.position_limit < 3:
             raise UserError(
@@ -102,7 +108,16 @@ class Contextual(EmbeddingModel):
 
     @classmethod
     def around(cls, embedder: Embedder, config: ContextualConfig) -> Self:
-        """Return a model with two copies of an embedder's encoder, or with one if tied."""
+        """Return a model with two copies of an embedder's encoder, or with one if tied.
+
+        Raises:
+            UserError: the embedder has Dense modules, for which two stages have no place.
+        """
+        if any(isinstance(module, Projection) for module in embedder.head):
+            raise UserError(
+                f"{embedder.name}: has Dense modules, for which a contextual model has no place; "
+                "pass the folder of its encoder alone"
+            )
         return cls(
             None if config.tied else deepcopy(embedder.backbone),
             embedder.backbone,
@@ -132,7 +147,7 @@ class Contextual(EmbeddingModel):
     def forward(self, tokens: TokenBatch, context: Tensor) -> Tensor:
         """Embed texts in a context, of which texts drop slots at random in training.
 
-        Shapes: B texts and ``(n, D)`` of n <= J -> ``(B, D)``, unit-norm, fp32 or wider.
+        Shapes: B texts and ``(n, D)`` of n <= J -> ``(B, D)``, fp32 or wider.
 
         Raises:
             UserError: there are more than J documents, or fewer and no null vector.
@@ -143,7 +158,7 @@ class Contextual(EmbeddingModel):
         if self.output_projection is not None:
             projected = self.output_projection(vectors)
             vectors = projected + vectors if self.config.output_residual else projected
-        return F.normalize(vectors, dim=-1)
+        return F.normalize(vectors, dim=-1) if self.normalize else vectors
 
     @torch.inference_mode()
     def build_context(
@@ -192,6 +207,7 @@ class Contextual(EmbeddingModel):
         prompt: str | None = None,
         context: Context | None = None,
         max_tokens: int | None = None,
+        normalize_embeddings: bool = False,
         show_progress: bool = False,
     ) -> Embeddings:
         context = context or self.frozen
@@ -211,6 +227,7 @@ class Contextual(EmbeddingModel):
             lambda tokens: self(tokens, vectors),
             max_tokens=max_tokens,
             overhead=self.positions_before_text,
+            normalize=normalize_embeddings and not self.is_unit_norm,
             show_progress=show_progress,
         )
         return Embeddings(embedded, context.hash)
@@ -223,6 +240,10 @@ class Contextual(EmbeddingModel):
     @property
     def width(self) -> int:
         return self.second.width
+
+    @property
+    def is_unit_norm(self) -> bool:
+        return self.normalize
 
     @property
     def positions_before_text(self) -> int:
@@ -243,7 +264,11 @@ class Contextual(EmbeddingModel):
 
     @property
     def identity(self) -> str:
-        return sha256_of_json({**self._described(), "autocast": str(self.autocast)}, default=str)
+        settings = {**self._described(), "autocast": str(self.autocast)}
+        # Only what is unusual is added, so that most hashes equal those of earlier versions.
+        settings |= {} if self.normalize else {"normalize": False}
+        settings |= {} if self.similarity == "cosine" else {"similarity": self.similarity}
+        return sha256_of_json(settings, default=str)
 
     def _described(self) -> dict[str, Any]:
         return {

@@ -115,7 +115,7 @@ class ContextualModule(InputModule):
     def forward(
         self, features: dict[str, Any], dataset_embeddings: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Add ``sentence_embedding`` ``(B, D)``, unit-norm; ``dataset_embeddings`` ``(n, D)``."""
+        """Add ``sentence_embedding`` ``(B, D)``; ``dataset_embeddings`` ``(n, D)``."""
         context = self.frozen if dataset_embeddings is None else dataset_embeddings
         if context is None:
             raise ValueError(
@@ -136,7 +136,9 @@ class ContextualModule(InputModule):
             projected = self.output_projection(vectors)
             residual = self.config["contextual"]["output_residual"]
             vectors = projected + vectors if residual else projected
-        return features | {"sentence_embedding": F.normalize(vectors, dim=-1)}
+        if self.config.get("normalize", True):
+            vectors = F.normalize(vectors, dim=-1)
+        return features | {"sentence_embedding": vectors}
 
     def get_embedding_dimension(self) -> int:
         return int(self.second.config.hidden_size)

@@ -159,12 +159,11 @@ class Killed(Counting):
         return super().encode(texts, prompt=prompt)
 
 
-def test_a_cut_is_the_first_dimensions_at_unit_norm() -> None:
+def test_a_cut_is_the_first_dimensions_as_they_are() -> None:
     cut = Truncated(Counting(), 2)
     found = cut.encode(["a", "b"], prompt="p: ")
     expected = Counting().encode(["a", "b"], prompt="p: ")[:, :2]
-    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_array_equal(found, expected)
     assert len({cut.identity, Truncated(Counting(), 3).identity, Counting.identity}) == 3
 
 
