@@ -76,6 +76,9 @@ def prepare(
     # Adapters come after the facts, whose model is the backbone that training starts from.
     if recipe.lora:
         lora.attach(model, recipe.lora, seed=rng.fold_in(recipe.seed, "lora"))
+    if isinstance(model, Embedder) and not recipe.embedder.train_dense:
+        # An adapter has no effect until it is trained.
+        model.head.requires_grad_(False)
     table = mixture.table if recipe.objective.needs.surrogate_vectors else None
     batches = Batches(
         sampler,

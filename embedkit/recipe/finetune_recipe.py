@@ -29,6 +29,9 @@ class ModelSettings(Section):
     include_prompt: bool | None = None
     """Whether the prompt's tokens take part in the pooling. If unset, the model folder says it,
     and they do where it says nothing."""
+    train_dense: bool = True
+    """Whether Dense modules behind the pooling, which a model folder may have, are trained too. If
+    not, they keep their weights."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None = None
     """Implementation of attention. If unset, it is flash-attn on CUDA under bf16 where that is
     installed, else transformers' own choice. On CPUs ``eager`` is the faster one up to a few

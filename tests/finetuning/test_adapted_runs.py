@@ -15,6 +15,7 @@ from support.tiny_bert import write_tiny_model
 from support.tiny_neobert import tiny_neobert, write_with_tokenizer
 
 from embedkit import api
+from embedkit.finetuning.model import scale_to_unit_norm
 from embedkit.models import hub, lora
 from embedkit.models.embedder import Embedder
 from embedkit.recipe import Lora, load_recipe
@@ -45,7 +46,9 @@ def train_once(small_recipe: Path, root: Path, name: str) -> Path:
 
 
 def backbone_of(run: Path) -> Embedder:
-    return hub.load(str(run.with_name(f"backbone-{run.name}")))
+    embedder = hub.load(str(run.with_name(f"backbone-{run.name}")))
+    scale_to_unit_norm(embedder)
+    return embedder
 
 
 def newest(run: Path) -> checkpoint.Checkpoint:

@@ -17,6 +17,7 @@ from embedkit.data.batch_sampler import BatchSampler, Source
 from embedkit.data.pairs.contrastive_batches import Batches
 from embedkit.data.pairs.records import Records
 from embedkit.errors import DataError, UserError
+from embedkit.finetuning.model import scale_to_unit_norm
 from embedkit.models import hub
 from embedkit.recipe import Contrastive, Needs, PairObjective, Recipe
 
@@ -71,6 +72,7 @@ def test_batches_bring_the_scores_that_sentence_transformers_would_be_given(
     tmp_path: Path,
 ) -> None:
     model = hub.load(str(write_tiny_model(tmp_path / "model", dropout=0.0)))
+    scale_to_unit_norm(model)
     records, recipe = scored()["terms"], recipe_of(tmp_path)
     sampler = BatchSampler([Source("terms", 16, 8)], [1.0], steps=4, seed=0)
     batches = Batches(sampler, [records], model.tokenizer, recipe.data, seed=0)
