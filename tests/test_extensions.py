@@ -228,8 +228,9 @@ def test_a_pooling_trains_and_leaves_a_folder_that_opens_without_it(
     assert run_beside(site, encode, model, tmp_path / "last.npy")[0] == 0
     expected = SentenceTransformer(str(model)).encode(TEXTS)
     np.testing.assert_allclose(np.load(tmp_path / "last.npy"), expected, atol=1e-6)
-    with pytest.raises(embedkit.UserError, match="pools by lasttoken; embedkit knows mean and cls"):
-        embedkit.load(model)
+    again = embedkit.load(model, dtype="fp32")
+    assert again.pooling == "lasttoken"
+    np.testing.assert_allclose(again.encode(TEXTS), expected, atol=1e-6)
 
     install(site, "last_pooling", version="1.1")
     line = refusal(site, recipe, tmp_path / "run", "--set", "steps=4", "--resume")
