@@ -212,7 +212,7 @@ def test_a_cache_changes_no_bit_of_a_vector(tmp_path: Path, small_batches: None)
     model = starter_in_bf16()
     expected = model.encode(SENTENCES)
     assert not np.array_equal(model.encode(SENTENCES[::2]), expected[::2]), "nothing to keep apart"
-    cache = VectorCache(tmp_path, 10**6)
+    cache = VectorCache(tmp_path, 10**8)
     encoder = CachedEncoder(model, cache)
     # An empty cache, one that holds some batches, one that holds each text in other batches too,
     # and one that holds all batches.
@@ -226,7 +226,7 @@ def test_a_cache_changes_no_bit_of_a_vector(tmp_path: Path, small_batches: None)
 def test_a_killed_run_leaves_vectors_that_the_next_one_would_make(
     tmp_path: Path, small_batches: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, cache = starter_in_bf16(), VectorCache(tmp_path, 10**6)
+    model, cache = starter_in_bf16(), VectorCache(tmp_path, 10**8)
     expected, encode, rounds = model.encode(SENTENCES), model.encode, count()
 
     def interrupted(texts: list[str], *, prompt: str = "") -> np.ndarray:
