@@ -28,6 +28,7 @@ from embedkit.models.precision import autocast_dtype, has_bf16
 from embedkit.objectives.contrastive import ContrastiveObjective
 from embedkit.recipe import Contrastive, ModelSettings, Recipe
 from embedkit.training.flops import wait
+from embedkit.training.interfaces import Stop
 from embedkit.training.metrics import Metrics
 from embedkit.training.trainer import Trainer
 
@@ -102,9 +103,17 @@ def embedkit_steps(
     batches = Batches(sampler, [pairs], embedder.tokenizer, recipe.data, seed=0)
     ends = [time.perf_counter()]
 
-    def ended(_done: int) -> None:
-        wait(device)
-        ends.append(time.perf_counter())
+    class Ends:
+        """Notes when each step ends."""
+
+        def before(self, _start: int, _stop: Stop) -> None: ...
+
+        def takes_long(self, _done: int) -> bool:
+            return False
+
+        def after_step(self, _done: int, _stop: Stop) -> None:
+            wait(device)
+            ends.append(time.perf_counter())
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer[ContrastiveBatch](
@@ -115,7 +124,7 @@ def embedkit_steps(
             folder=Path(folder),
             facts={},
             metrics=Metrics(Path(folder) / "metrics.jsonl", []),
-            after_step=ended,
+            evaluator=Ends(),
         )
         trainer.fit()
     return list(np.diff(ends))

@@ -74,10 +74,12 @@ def score(
     tasks: Callable[[], list[AbsTask]],
     output: Path,
     settings: EvaluationSettings,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Summary:
     """Score a loaded model as ``evaluate`` does, on every rank of a group that is there already.
 
-    Runs and ``eval-mteb`` both score by this function. ``tasks`` is called on rank 0 alone.
+    Runs and ``eval-mteb`` both score by this function. ``tasks`` is called on rank 0 alone, and
+    so is ``stop``, before each task: once it returns true, the rest are left out.
     """
 
     def around(inner: TextEncoder) -> TextEncoder:
@@ -96,6 +98,7 @@ def score(
             instructions=_instructions(settings, chosen),
             dtype=str(model.autocast or "float32").removeprefix("torch."),
             data_dir=settings.mirror,
+            stop=stop,
         )
 
     return _encoder(model, settings).run_on_main(scored)

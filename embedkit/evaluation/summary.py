@@ -82,6 +82,11 @@ class Summary:
         return [name for name in self.tasks if name not in self.scores]
 
     @property
+    def is_complete(self) -> bool:
+        """Whether every task was run; a task that failed was."""
+        return self.tasks.keys() == self.scores.keys() | self.failed.keys()
+
+    @property
     def type_means(self) -> dict[str, float]:
         """Mean of each type that has a score, in the order of MTEB(eng, v1)."""
         tasks = self.scores.values()

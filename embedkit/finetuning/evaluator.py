@@ -16,6 +16,7 @@ from embedkit.finetuning.mixture import Mixture
 from embedkit.models import precision
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.recipe import Dtype, Evaluation
+from embedkit.training.interfaces import Stop
 
 
 @dataclass
@@ -31,30 +32,35 @@ class Evaluator:
     model: EmbeddingModel
     mixture: Mixture
 
-    def before(self, start: int) -> None:
+    def before(self, start: int, stop: Stop) -> None:
         """Score the backbone, unless training has begun."""
         if self.settings.before and start == 0:
-            self._score("before")
+            self._score("before", stop)
 
-    def after_step(self, done: int) -> None:
+    def takes_long(self, done: int) -> bool:
+        """Return whether an evaluation is due after ``done`` steps."""
+        every = self.settings.every
+        return bool(every and self.settings.wanted and done % every == 0)
+
+    def after_step(self, done: int, stop: Stop) -> None:
         """Score the model after ``done`` steps, if an evaluation is due."""
-        if self.settings.every and done % self.settings.every == 0:
-            self._score(f"step-{done:06d}")
+        if self.takes_long(done):
+            self._score(f"step-{done:06d}", stop)
 
-    def after(self) -> tuple[Summary | None, Summary | None]:
+    def after(self, stop: Stop) -> tuple[Summary | None, Summary | None]:
         """Score the trained model; return the backbone's summary, if there is one, and its own."""
         stored = self.folder / "before" / "summary.json"
         before = Summary.read(stored) if stored.is_file() else None
-        after = self._score("after")
+        after = self._score("after", stop)
         return (before if after else None), after
 
-    def _score(self, name: str) -> Summary | None:
+    def _score(self, name: str, stop: Stop) -> Summary | None:
         """Score the model, if the recipe names tasks."""
         if not self.settings.wanted:
             return None
         settings = settings_of(self.settings)
         with _computing_in(settings.dtype, self.model):
-            return score(self.model, lambda: self._tasks, self.folder / name, settings)
+            return score(self.model, lambda: self._tasks, self.folder / name, settings, stop)
 
     @cached_property
     def _tasks(self) -> list[AbsTask]:

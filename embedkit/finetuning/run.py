@@ -36,6 +36,7 @@ from embedkit.models.pooling import identity_of_pooling
 from embedkit.recipe import Recipe
 from embedkit.recipe.pair_objectives import OBJECTIVES
 from embedkit.storage.folders import rewrite
+from embedkit.training.interfaces import Stop
 from embedkit.training.metrics import check_trackers
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.trainer import TrainingJob
@@ -113,21 +114,24 @@ def _finish(
     folder: RunFolder,
     evaluator: Evaluator,
     console: Console,
-) -> None:
+    stop: Stop,
+) -> bool:
     # Adapters are merged first, so that the model evaluated is the model exported.
     lora.merge(model)
     # The model is exported before its evaluation, which may fail.
     card = partial(model_card, model, recipe, mixture)
     distributed.on_main(lambda: model.save(folder.model, card=card(None, None)))
     console.print(f"model: {folder.model}", soft_wrap=True)
-    before, after = evaluator.after()
-    if after is not None:
-        distributed.on_main(lambda: rewrite(folder.model, "README.md", card(before, after)))
-        console.print(comparison(before, after) if before else after.table())
-        for line in after.reasons():
-            console.print(line, soft_wrap=True)
-        if after.missing:
-            console.print(f"to score them: {_command_to_score(folder)}", soft_wrap=True)
+    before, after = evaluator.after(stop)
+    if after is None:
+        return True
+    distributed.on_main(lambda: rewrite(folder.model, "README.md", card(before, after)))
+    console.print(comparison(before, after) if before else after.table())
+    for line in after.reasons():
+        console.print(line, soft_wrap=True)
+    if after.is_complete and after.missing:
+        console.print(f"to score them: {_command_to_score(folder)}", soft_wrap=True)
+    return after.is_complete
 
 
 def _command_to_score(folder: RunFolder) -> str:

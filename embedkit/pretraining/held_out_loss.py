@@ -15,6 +15,7 @@ from embedkit.objectives.masked_lm import micro_batches
 from embedkit.pretraining.language_model import LanguageModel
 from embedkit.pretraining.mixture import TextMixture
 from embedkit.recipe import PretrainRecipe
+from embedkit.training.interfaces import Stop
 from embedkit.training.metrics import append_lines, truncate_lines
 
 
@@ -31,13 +32,17 @@ class HeldOutLosses:
     path: Path
     console: Console
 
-    def before(self, start: int) -> None:
+    def before(self, start: int, stop: Stop) -> None:
         """Remove what was measured after ``start`` steps; measure the model before the first."""
         distributed.on_main(partial(truncate_lines, self.path, start - 1))
         if start == 0:
-            self.after_step(0)
+            self.after_step(0, stop)
 
-    def after_step(self, done: int) -> None:
+    def takes_long(self, _done: int) -> bool:
+        """Return that a measurement is quicker than a checkpoint: it needs no gradients."""
+        return False
+
+    def after_step(self, done: int, _stop: Stop) -> None:
         """Measure the model after ``done`` steps, if a measurement is due."""
         every = self.recipe.held_out.every
         if every and done % every == 0:

@@ -25,6 +25,7 @@ from embedkit.recipe import PretrainRecipe
 from embedkit.storage import hashing
 from embedkit.storage.folders import whole_folder
 from embedkit.training import checkpoint, flops
+from embedkit.training.interfaces import Stop
 from embedkit.training.metrics import check_trackers
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.trainer import TrainingJob
@@ -92,7 +93,8 @@ def _finish(
     folder: Path,
     evaluator: HeldOutLosses,
     console: Console,
-) -> None:
+    _stop: Stop,
+) -> bool:
     weights = checkpoint.whole_weights(network)
 
     def export() -> None:
@@ -103,3 +105,4 @@ def _finish(
 
     distributed.on_main(export)
     evaluator.after()
+    return True

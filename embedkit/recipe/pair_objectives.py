@@ -38,8 +38,8 @@ class PairObjective(Section):
     kind: str
     implementation: ClassVar[str] = ""
     """``module:Class`` of the objective, which has the method ``backward`` of
-    ``training.trainer.Objective``; the class is called with this section. It is given by name, so
-    that reading a recipe does not import torch."""
+    ``training.interfaces.Objective``; the class is called with this section. It is given by name,
+    so that reading a recipe does not import torch."""
 
     @property
     def needs(self) -> Needs:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 
 from embedkit import distributed, rng
 from embedkit.distributed import sharding
@@ -18,46 +18,10 @@ from embedkit.distributed.interrupt import StopRequest
 from embedkit.errors import UserError
 from embedkit.recipe import Training
 from embedkit.training import checkpoint, flops, run_folder
+from embedkit.training.interfaces import BatchT, Evaluator, Objective, Stop
 from embedkit.training.metrics import Metrics, Progress, open_trackers, summary_line, truncate_lines
 from embedkit.training.optim import build_optimizer, lr_at, set_lr
 from embedkit.training.run_folder import RunFolder
-
-
-class Batch(Protocol):
-    """Interface that the training loop requires of a batch."""
-
-    @property
-    def source(self) -> str: ...
-
-    def to(self, device: torch.device) -> Self: ...
-
-
-BatchT = TypeVar("BatchT", bound=Batch)
-BatchT_contra = TypeVar("BatchT_contra", bound=Batch, contravariant=True)
-
-
-class Objective(Protocol[BatchT_contra]):
-    """Interface of an objective, which turns a batch into gradients."""
-
-    def backward(
-        self, model: nn.Module, batch: BatchT_contra, *, key: int, scale: float
-    ) -> dict[str, Tensor]:
-        """Add ``scale`` times the gradient of the batch's loss; return the batch's metrics.
-
-        The metrics are scalars over all ranks, and include ``loss`` and the number of ``tokens``.
-        torch's generator is seeded with ``key`` before every call.
-        """
-        ...
-
-
-class Evaluator(Protocol):
-    """Interface of an evaluator that measures a model during training; called on every rank."""
-
-    def before(self, start: int) -> None:
-        """Measure the model before training starts, or resumes after ``start`` steps."""
-
-    def after_step(self, done: int) -> None:
-        """Measure the model after ``done`` steps, if an evaluation is due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +36,15 @@ class TrainingJob(Generic[BatchT]):
     batches: Callable[[range], Iterator[BatchT]]
     """Function that yields the batches of a range of batch numbers, in order."""
     evaluator: Evaluator
-    finish: Callable[[], None]
-    """Function that exports the model and runs the final evaluation; called on every rank."""
+    finish: Callable[[Stop], bool]
+    """Function that exports the model and runs the final evaluation; called on every rank. It
+    returns whether the evaluation came to its end."""
     peak_flops: float | None = None
     """Peak of all ranks together, in floating point operations per second, if known."""
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: the run stopped as it was asked to
-    """Signal that the run was asked to stop and has written a checkpoint after ``step`` steps."""
+    """Signal that the run was asked to stop, and can be resumed after ``step`` steps."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"stopped after step {step}")
@@ -106,7 +71,7 @@ def run_training(
 
     Raises:
         UserError: the folder cannot be used for the run, or ``prepare`` raised it.
-        Interrupted: the run was asked to stop and has written a checkpoint.
+        Interrupted: the run was asked to stop, and can be resumed.
     """
     run_folder.check(path, resume=resume, overwrite=overwrite)
     device, folder = distributed.local_device(), RunFolder(path)
@@ -124,30 +89,49 @@ def run_training(
         trackers = open_trackers(names, path, tables)
         machine = {"world_size": distributed.world_size(), "threads": torch.get_num_threads()}
         facts = {"recipe": tables, **job.facts, **machine}
-        with Metrics(path / "metrics.jsonl", trackers, job.peak_flops) as metrics:
-            trainer = Trainer(
-                job.model,
-                job.objective,
-                job.batches,
-                recipe=job.recipe,
-                folder=path,
-                facts=facts,
-                metrics=metrics,
-                after_step=job.evaluator.after_step,
-            )
-            start = 0
-            if resume:
-                newest = _newest(folder, facts, console, allow_world_size_change)
-                if newest is not None:
-                    trainer.restore(newest)
-                    start = newest.step
-                    console.print(f"resuming after step {start}")
-            distributed.on_main(partial(run_folder.describe, folder, job.recipe, facts))
-            distributed.on_main(partial(truncate_lines, path / "metrics.jsonl", start))
-            job.evaluator.before(start)
-            trainer.fit(start)
-        job.finish()
+        with StopRequest() as request:
+            with Metrics(path / "metrics.jsonl", trackers, job.peak_flops) as metrics:
+                trainer = Trainer(
+                    job.model,
+                    job.objective,
+                    job.batches,
+                    recipe=job.recipe,
+                    folder=path,
+                    facts=facts,
+                    metrics=metrics,
+                    evaluator=job.evaluator,
+                )
+                newest = None
+                if resume:
+                    newest = _newest(folder, facts, console, allow_world_size_change)
+                _train(job, trainer, newest, folder, facts, console, lambda: request.asked)
+            if not job.finish(lambda: request.asked):
+                assert job.recipe.steps is not None
+                raise Interrupted(job.recipe.steps)
     return folder
+
+
+def _train(
+    job: TrainingJob[BatchT],
+    trainer: "Trainer[BatchT]",
+    newest: checkpoint.Checkpoint | None,
+    folder: RunFolder,
+    facts: Mapping[str, Any],
+    console: Console,
+    stop: Stop,
+) -> None:
+    """Train from the ``newest`` checkpoint, or from the start, to the last step."""
+    start = 0
+    if newest is not None:
+        trainer.restore(newest)
+        start = newest.step
+        console.print(f"resuming after step {start}")
+    distributed.on_main(partial(run_folder.describe, folder, job.recipe, facts))
+    distributed.on_main(partial(truncate_lines, folder.path / "metrics.jsonl", start))
+    job.evaluator.before(start, stop)
+    if distributed.any_rank(stop(), distributed.local_device()):
+        raise Interrupted(start)
+    trainer.fit(start, stop)
 
 
 def _newest(
@@ -176,7 +160,7 @@ class Trainer(Generic[BatchT]):
         folder: folder of the run, in which ``checkpoints/`` is written.
         facts: facts stored in every checkpoint and compared when a run is resumed.
         metrics: writer that receives the metrics of each step.
-        after_step: function called on every rank between two steps, with the number of steps done.
+        evaluator: evaluator called on every rank between two steps.
     """
 
     def __init__(
@@ -189,12 +173,12 @@ class Trainer(Generic[BatchT]):
         folder: Path,
         facts: Mapping[str, Any],
         metrics: Metrics,
-        after_step: Callable[[int], None],
+        evaluator: Evaluator,
     ) -> None:
         self._model, self._objective, self._batches = model, objective, batches
         assert recipe.steps is not None, "epochs are resolved before a run starts"
         self._recipe, self._steps, self._facts = recipe, recipe.steps, facts
-        self._metrics, self._after_step = metrics, after_step
+        self._metrics, self._evaluator = metrics, evaluator
         self._checkpoints = folder / "checkpoints"
         self._optimizer = build_optimizer(model, recipe.optim)
         self._device = next(model.parameters()).device
@@ -203,36 +187,44 @@ class Trainer(Generic[BatchT]):
         """Load weights and optimizer moments from a checkpoint of the same run."""
         checkpoint.restore(found, self._model, self._optimizer)
 
-    def fit(self, start: int = 0) -> None:
+    def fit(self, start: int = 0, stop: Stop = lambda: False) -> None:
         """Train from step ``start`` to the last step of the recipe.
 
         Raises:
-            Interrupted: SIGTERM or Ctrl-C was received, and a checkpoint was written.
+            Interrupted: ``stop`` returned true, and a checkpoint was written.
         """
         if 0 < start < self._steps:
-            # A run that was stopped or killed after its checkpoint has not called it yet.
-            self._after_step(start)
+            # A run that was stopped or killed after its checkpoint has not evaluated yet.
+            self._evaluate(start, stop)
         per_step = self._recipe.optim.gradient_accumulation_steps
         numbers = range(start * per_step, self._steps * per_step)
         stream = self._batches(numbers)
         self._model.train()
         console = Console(quiet=not distributed.is_main())
-        with StopRequest() as stop, Progress(console, "step", self._steps, start) as progress:
+        with Progress(console, "step", self._steps, start) as progress:
             for step in range(start, self._steps):
                 began = time.perf_counter()
                 source, values = self._step(step, stream)
                 flops.wait(self._device)
                 values["seconds"] = time.perf_counter() - began
                 done = step + 1
-                stopping = distributed.any_rank(stop.asked, self._device)
-                self._record(done, source, values, progress, flush=stopping)
-                if stopping or done % self._recipe.checkpoints.every == 0 or done == self._steps:
+                stopping = distributed.any_rank(stop(), self._device)
+                saving = stopping or done == self._steps or self._evaluator.takes_long(done)
+                saving |= done % self._recipe.checkpoints.every == 0
+                self._record(done, source, values, progress, saving=saving)
+                if saving:
                     self._save(done)
                 if done == self._steps:
                     break
                 if stopping:
                     raise Interrupted(done)
-                self._after_step(done)
+                self._evaluate(done, stop)
+
+    def _evaluate(self, done: int, stop: Stop) -> None:
+        """Have the model evaluated, if it is due, after the checkpoint of a long evaluation."""
+        self._evaluator.after_step(done, stop)
+        if self._evaluator.takes_long(done) and distributed.any_rank(stop(), self._device):
+            raise Interrupted(done)
 
     def _step(self, step: int, stream: Iterator[BatchT]) -> tuple[str, dict[str, Any]]:
         optim = self._recipe.optim
@@ -261,13 +253,12 @@ class Trainer(Generic[BatchT]):
         return batch.source, {**means, "lr": lr, "grad_norm": norm}
 
     def _record(
-        self, done: int, source: str, values: dict[str, Any], progress: Progress, *, flush: bool
+        self, done: int, source: str, values: dict[str, Any], progress: Progress, *, saving: bool
     ) -> None:
         if distributed.is_main():
             self._metrics.add(done, source, values)
         progress.update(progress.task_ids[0], completed=done)
-        saving = done % self._recipe.checkpoints.every == 0
-        if flush or saving or done % self._recipe.logging.every == 0 or done == self._steps:
+        if saving or done % self._recipe.logging.every == 0:
             # ``on_main`` raises on every rank, so that a loss that is not finite ends all of them.
             progress.remark(done, distributed.on_main(lambda: summary_line(self._metrics.write())))
 

@@ -1,6 +1,6 @@
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -15,9 +15,10 @@ from embedkit import distributed, rng
 from embedkit.config import validated
 from embedkit.errors import UserError
 from embedkit.recipe import Optim, Recipe
+from embedkit.training.interfaces import Evaluator, Stop
 from embedkit.training.metrics import Metrics
 from embedkit.training.optim import build_optimizer, lr_at
-from embedkit.training.trainer import Trainer
+from embedkit.training.trainer import Interrupted, Trainer
 
 POINTS = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 0.5], [-2.0, 1.0], [4.0, 0.0], [1.0, 1.0]])
 TARGETS = torch.tensor([1.0, -1.0, 2.0, 0.0, 3.0, -2.0])
@@ -49,6 +50,23 @@ class LeastSquares:
         return {"loss": loss.detach(), "tokens": torch.tensor(float(len(batch.rows)))}
 
 
+class Noting:
+    """An evaluator that notes after which steps it is called."""
+
+    def __init__(self, long: Sequence[int] = (), during: Callable[[], None] = lambda: None) -> None:
+        self.called: list[int] = []
+        self._long, self._during = long, during
+
+    def before(self, start: int, stop: Stop) -> None: ...
+
+    def takes_long(self, done: int) -> bool:
+        return done in self._long
+
+    def after_step(self, done: int, _stop: Stop) -> None:
+        self.called.append(done)
+        self._during()
+
+
 def linear() -> nn.Linear:
     model = nn.Linear(2, 1)
     nn.init.constant_(model.weight, 0.5)
@@ -61,7 +79,8 @@ def train(
     batches: list[list[int]],
     *,
     start: int = 0,
-    after_step: Callable[[int], None] = lambda _done: None,
+    evaluator: Evaluator | None = None,
+    stop: Stop = lambda: False,
     **changes: Any,
 ) -> tuple[nn.Linear, LeastSquares]:
     """Train on the given rows, batch by batch."""
@@ -99,8 +118,8 @@ def train(
             folder=folder,
             facts={},
             metrics=metrics,
-            after_step=after_step,
-        ).fit(start)
+            evaluator=evaluator or Noting(),
+        ).fit(start, stop)
     return model, objective
 
 
@@ -240,9 +259,31 @@ def test_the_last_step_always_makes_a_checkpoint(tmp_path: Path) -> None:
 def test_what_is_due_between_steps_is_due_where_a_run_was_cut_off_too(
     start: int, expected: list[int], tmp_path: Path
 ) -> None:
-    called: list[int] = []
-    train(tmp_path, [[0]] * 4, start=start, after_step=called.append)
-    assert called == expected
+    noting = Noting()
+    train(tmp_path, [[0]] * 4, start=start, evaluator=noting)
+    assert noting.called == expected
+
+
+def test_a_long_evaluation_comes_after_a_checkpoint_and_can_be_stopped(tmp_path: Path) -> None:
+    def checkpoints() -> list[str]:
+        return sorted(each.name for each in tmp_path.glob("checkpoints/*"))
+
+    noting = Noting(long=[3], during=lambda: seen.append(checkpoints()))
+    seen: list[list[str]] = []
+    with pytest.raises(Interrupted) as stopped:
+        # Nothing is asked of it until the evaluation has begun.
+        train(tmp_path, [[0]] * 5, evaluator=noting, stop=lambda: len(seen) == 3)
+    assert stopped.value.step == 3
+    assert seen == [[], [], ["step-000003"]]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+
+
+def test_a_short_evaluation_makes_no_checkpoint(tmp_path: Path) -> None:
+    noting = Noting()
+    train(tmp_path, [[0]] * 5, evaluator=noting)
+    assert noting.called == [1, 2, 3, 4]
+    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["step-000005"]
 
 
 @pytest.mark.parametrize(("start", "expected"), [(0, ["2", "4", "5"]), (3, ["4", "5"])])

@@ -1,0 +1,63 @@
+"""Runs that are asked to stop while they evaluate."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.mteb_tasks import two_sts_tasks
+from support.small_runs import STEPS, metrics_of, state_of
+
+from embedkit import api
+from embedkit.evaluation.summary import Summary
+from embedkit.recipe import load_recipe
+from embedkit.training.trainer import Interrupted
+
+
+@contextmanager
+def signal_after_a_task_of(evaluation: str) -> Iterator[None]:
+    """Ask the process to stop once the first task of an evaluation has its score."""
+    merge_into = Summary.merge_into
+
+    def merge_first(self: Summary, path: Path) -> None:
+        merge_into(self, path)
+        if path.parent.name == evaluation and len(self.scores) == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Summary, "merge_into", merge_first)
+        yield
+
+
+@pytest.mark.slow
+def test_a_run_stops_between_the_tasks_of_an_evaluation_and_resumes_there(
+    small_recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_sts_tasks(tmp_path / "tasks")
+    tables = [f'evaluation.task_dirs=["{tmp_path}/tasks"]', "evaluation.every=5"]
+    recipe = load_recipe(str(small_recipe), [*tables, "evaluation.before=true"])
+    api.finetune(recipe, tmp_path / "whole")
+    run = tmp_path / "broken"
+    for evaluation, step in (("before", 0), ("step-000005", 5), ("after", STEPS)):
+        with signal_after_a_task_of(evaluation), pytest.raises(Interrupted) as stopped:
+            api.finetune(recipe, run, resume=run.exists())
+        assert stopped.value.step == step
+        found = Summary.read(run / "eval" / evaluation / "summary.json")
+        assert found.coverage == "1 of 2 tasks"
+        if step:
+            assert state_of(run)["step"] == f"step-{step:06d}"
+    assert "missing: money: not run" in capsys.readouterr().out
+    api.finetune(recipe, run, resume=True)
+    assert state_of(run) == state_of(tmp_path / "whole")
+    assert metrics_of(run) == metrics_of(tmp_path / "whole")
+    for evaluation in ("before", "step-000005", "after"):
+        found, whole = (
+            Summary.read(folder / "eval" / evaluation / "summary.json")
+            for folder in (run, tmp_path / "whole")
+        )
+        assert {n: s.score for n, s in found.scores.items()} == {
+            n: s.score for n, s in whole.scores.items()
+        }
+        assert found.coverage == "2 of 2 tasks"
+    assert "money" in (run / "model" / "README.md").read_text()
