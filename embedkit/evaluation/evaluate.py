@@ -25,6 +25,7 @@ from embedkit.evaluation.mteb.instructions import Instructions
 from embedkit.evaluation.mteb.mirror import check_mirror
 from embedkit.evaluation.mteb.scoring import evaluate as score_tasks
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks, tasks_of
+from embedkit.evaluation.mteb.untrained_prompts import warn_of_prompts
 from embedkit.evaluation.settings import EvaluationOptions, EvaluationSettings, settings_of
 from embedkit.evaluation.summary import Summary
 from embedkit.models.contextual.model import Contextual
@@ -90,12 +91,14 @@ def score(
 
     def scored(encoder: DistributedEncoder) -> Summary:
         chosen = tasks()
+        instructions = _instructions(settings, chosen)
+        warn_of_prompts(model, chosen, instructions)
         return score_tasks(
             encoder,
             chosen,
             output,
             around=around,
-            instructions=_instructions(settings, chosen),
+            instructions=instructions,
             dtype=str(model.autocast or "float32").removeprefix("torch."),
             data_dir=settings.mirror,
             stop=stop,
@@ -127,10 +130,12 @@ def estimate(
         documents = encoder.num_documents
     with tempfile.TemporaryDirectory() as folder:
         chosen = _select(tasks, resolved, Path(folder), settings)
+        instructions = _instructions(settings, chosen)
+        warn_of_prompts(subject, chosen, instructions)
         return estimate_tasks(
             subject,
             chosen,
-            _instructions(settings, chosen),
+            instructions,
             settings.mirror,
             context_documents=documents,
         )

@@ -1,5 +1,6 @@
 """Loads and checks the model that a fine-tuning run starts from, of one stage or two."""
 
+import difflib
 from collections.abc import Sequence
 
 import torch
@@ -15,8 +16,9 @@ from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.export import stock_mode
 from embedkit.models.head import UnitNorm
+from embedkit.models.trained_prompts import TrainedPrompts
 from embedkit.recipe import Recipe
-from embedkit.tokens.prompts import SEARCH, benchmark_prompts
+from embedkit.tokens.prompts import SEARCH, SIDES, benchmark_prompts
 
 _ANY_NORM = "vectors of any norm"
 
@@ -101,13 +103,41 @@ def check_lengths(recipe: Recipe, records: Sequence[Records], model: EmbeddingMo
 
 
 def set_prompts(recipe: Recipe, records: Sequence[Records], model: Embedder | Contextual) -> None:
-    """Give a model the prompts that it is trained with, and none for a side trained without."""
+    """Give a model the prompts that it is trained with, and none for a side trained without.
+
+    Raises:
+        UserError: a default prompt is none that the model stores.
+    """
     others = {name: prompt for name, prompt in model.prompts.items() if name not in SEARCH}
     model.prompts = others | stored_prompts(records)
     if model.default_prompt_name not in model.prompts:
         model.default_prompt_name = None
     if recipe.embedder.benchmark_prompts:
         model.prompts |= benchmark_prompts()
+    for side, name in recipe.embedder.default_prompts.model_dump(exclude_none=True).items():
+        model.prompts[side] = _prompt_called(name, f"embedder.default_prompts.{side}", model)
+    used = {side: [getattr(source.prompts, side) for source in records] for side in SIDES}
+    model.trained_prompts = TrainedPrompts(used).joined(model.trained_prompts)
+
+
+def undecided_sides(model: EmbeddingModel) -> list[str]:
+    """Return the sides of a search that no stored prompt stands for, and training had one for."""
+    trained = model.trained_prompts
+    return [
+        side
+        for side in SIDES
+        if trained and side not in model.prompts and not trained.has(side, "")
+    ]
+
+
+def _prompt_called(name: str, key: str, model: Embedder | Contextual) -> str:
+    if name not in model.prompts:
+        near = difflib.get_close_matches(name, model.prompts, n=3, cutoff=0.3)
+        raise UserError(
+            f'{key} = "{name}": the model will store no such prompt; choose one of '
+            f"{', '.join(near or model.prompts)}, or leave the key out"
+        )
+    return model.prompts[name]
 
 
 def stored_prompts(records: Sequence[Records]) -> dict[str, str]:

@@ -4,9 +4,13 @@ import json
 
 from embedkit.evaluation.summary import Summary, as_text, comparison
 from embedkit.finetuning.mixture import Mixture
+from embedkit.finetuning.model import undecided_sides
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.recipe import Recipe
-from embedkit.tokens.prompts import benchmark_prompts
+from embedkit.tokens.prompts import SIDES, benchmark_prompts
+
+_NAMED = 3
+"""Number of prompts that are named where there are many."""
 
 _WIDTHS = """\
 ## Shorter vectors
@@ -24,8 +28,8 @@ _USE = """\
 from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("path/to/this/folder")
-queries = model.encode_query(["a query"])
-documents = model.encode_document(["a document", "another one"])
+queries = {query}(["a query"]{query_prompt})
+documents = {document}(["a document", "another one"]{document_prompt})
 print(model.similarity(queries, documents))
 """
 
@@ -36,9 +40,9 @@ from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("path/to/this/folder", trust_remote_code=True)
 corpus = ["a document", "another one"]
-context = model[0].build_context(random.sample(corpus, min({slots}, len(corpus))))
-queries = model.encode_query(["a query"], dataset_embeddings=context)
-documents = model.encode_document(corpus, dataset_embeddings=context)
+context = model[0].build_context(random.sample(corpus, min({slots}, len(corpus))){context_prompt})
+queries = {query}(["a query"]{query_prompt}, dataset_embeddings=context)
+documents = {document}(corpus{document_prompt}, dataset_embeddings=context)
 print(model.similarity(queries, documents))
 """
 
@@ -64,7 +68,7 @@ An embedding model of {width} dimensions: `{base}`, fine-tuned for {steps} steps
 {use}```
 
 Vectors are {vectors}, scaled to unit length. Texts are cut at
-{max_tokens} tokens. Prompts: {prompts}.
+{max_tokens} tokens. Prompts: {prompts}.{untrained}
 
 {widths}## Data
 
@@ -89,10 +93,11 @@ def model_card(
     """Return Markdown with the front matter that the Hugging Face hub reads."""
     if recipe.context is None:
         pooling = {"mean": "mean", "cls": "first"}.get(model.pooling, f"pooling `{model.pooling}`")
-        vectors, use = f"the {pooling} of the last hidden states", _USE
+        vectors, use = f"the {pooling} of the last hidden states", _USE.format(**_calls(model))
     else:
         slots = recipe.context.num_context
-        vectors, use = _VECTORS_IN_CONTEXT.format(slots=slots), _USE_IN_CONTEXT.format(slots=slots)
+        vectors = _VECTORS_IN_CONTEXT.format(slots=slots)
+        use = _USE_IN_CONTEXT.format(slots=slots, **_calls(model))
     data = "".join(
         f"\n| {records.name} | {len(records):,} | {share:.1%} | {records.license or 'not stated'} |"
         for records, share in zip(mixture.records, mixture.shares, strict=True)
@@ -113,10 +118,39 @@ def model_card(
         max_tokens=model.max_tokens,
         widths=widths,
         prompts=_prompts(model, recipe),
+        untrained=_untrained(model),
         data=data,
         recipe=json.dumps(recipe.model_dump(mode="json", exclude_none=True), indent=2),
         scores=scores,
     )
+
+
+def _calls(model: EmbeddingModel) -> dict[str, str]:
+    """Return the calls by which queries and documents are read behind prompts of the training."""
+    calls = {"context_prompt": ""}
+    for side in SIDES:
+        calls |= {side: f"model.encode_{side}", f"{side}_prompt": ""}
+    for side in undecided_sides(model):
+        name = next(name for name in model.prompts if name.endswith(f"-{side}"))
+        calls |= {side: "model.encode", f"{side}_prompt": f', prompt_name="{name}"'}
+        if side == "document":
+            calls["context_prompt"] = f', prompt=model.prompts["{name}"]'
+    return calls
+
+
+def _untrained(model: EmbeddingModel) -> str:
+    """Return a sentence on the stored prompts that training never put before a text, if any."""
+    trained = model.trained_prompts
+    if trained is None:
+        return ""
+    sides = {name: name.rpartition("-")[2] for name in model.prompts}
+    unknown = [
+        f"`{name}`"
+        for name, prompt in model.prompts.items()
+        if not trained.has(sides[name] if sides[name] in SIDES else "text", prompt)
+    ]
+    more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
+    return f" Training never had {', '.join(unknown[:_NAMED])}{more}." if unknown else ""
 
 
 def _prompts(model: EmbeddingModel, recipe: Recipe) -> str:

@@ -93,7 +93,7 @@ def prepare(
     console.print(_overview(recipe, mixture, sampler, model, chosen))
     if within_reach:
         console.print(within_reach, soft_wrap=True)
-    for remark in filter(None, (unit_norm, *remarks(recipe))):
+    for remark in filter(None, (unit_norm, *remarks(recipe), *_remarks_on_prompts(model))):
         console.print(f"note: {remark}", soft_wrap=True)
     evaluator = Evaluator(recipe.evaluation, folder.evaluation, model, mixture)
     return TrainingJob(
@@ -218,6 +218,17 @@ def remarks(recipe: Recipe) -> Iterator[str]:
         yield (
             f"optim.warmup_steps = {warmup} is more than half of the {recipe.steps} steps: for "
             "most of the run the rate is still rising"
+        )
+
+
+def _remarks_on_prompts(model: Embedder | Contextual) -> Iterator[str]:
+    """Yield the sides that the exported model will read behind no prompt, against its training."""
+    for side in starting_model.undecided_sides(model):
+        names = [name for name in model.prompts if name.endswith(f"-{side}")]
+        key = f"embedder.default_prompts.{side}"
+        yield (
+            f"sources differ in the prompt of a {side}, so that the exported model's encode_{side} "
+            f'puts none: name one for searches, such as {key} = "{names[0]}"'
         )
 
 

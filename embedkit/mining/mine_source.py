@@ -95,6 +95,10 @@ def _mine(
 ) -> Audit:
     """Write the folder ``output``; ``work`` may hold what an earlier process has done for it."""
     console, device, corpus = Console(stderr=True), embedder.device, open_corpus(records)
+    if embedder.trained_prompts is not None:
+        prompts = records.prompts
+        readings = [("query", prompts.query), ("document", prompts.document)]
+        embedder.trained_prompts.warn(embedder.name, readings)
     queries, documents = (
         stored_vectors(
             side,

@@ -92,6 +92,7 @@ class Embedder(EmbeddingModel):
             texts,
             prefix,
             self,
+            side=role,
             max_tokens=max_tokens,
             normalize=normalize_embeddings and not self.is_unit_norm,
             show_progress=show_progress,

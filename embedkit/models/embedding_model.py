@@ -17,7 +17,9 @@ from transformers import PreTrainedTokenizerBase
 from embedkit.errors import UserError
 from embedkit.models.contextual.context import Context
 from embedkit.models.settings import Similarity
+from embedkit.models.trained_prompts import TrainedPrompts
 from embedkit.tokens.batch import TokenBatch, chunks_by_budget
+from embedkit.tokens.prompts import SIDES
 from embedkit.tokens.text_batches import Rows, estimated_tokens, one_ahead, text_batches
 from embedkit.tokens.tokenizer import Tokenize
 
@@ -57,6 +59,8 @@ class EmbeddingModel(nn.Module, ABC):
     """Pooling of token states: ``mean``, ``cls`` or the name of another distribution's."""
     default_prompt_name: str | None = None
     """Name of the prompt of texts without a role, as in sentence-transformers and mteb."""
+    trained_prompts: TrainedPrompts | None = None
+    """Prompts of the training; ``None`` for a model whose folder does not record them."""
     similarity: Similarity = "cosine"
     """Measure by which vectors are compared."""
     truncate_dim: int | None = None
@@ -126,7 +130,8 @@ class EmbeddingModel(nn.Module, ABC):
             role: name of the model's prompt, if it has one, to put before each text. Without a role
                 a model of one stage uses its default prompt, if it has one, and a model of two
                 stages that for documents.
-            prompt: literal prefix of each text, used instead of the prompt of ``role``.
+            prompt: literal prefix of each text, used instead of the prompt of ``role``. A warning
+                names one that the training of an exported model never had.
             context: embedded documents that a model of two stages reads in front of each text; by
                 default ``frozen``. A model of one stage takes none.
             max_tokens: length to truncate texts to, at most the model's ``max_tokens``.
@@ -164,14 +169,16 @@ class EmbeddingModel(nn.Module, ABC):
         embed: Callable[[TokenBatch], Tensor],
         *,
         max_tokens: int | None = None,
+        side: str | None = None,
         overhead: int = 0,
         normalize: bool = False,
         show_progress: bool,
     ) -> NDArray[np.float32]:
         """Return the vectors that ``embed`` makes of the tokens of texts, in evaluation mode.
 
-        ``overhead`` is the number of positions in front of every text, and ``normalize`` scales
-        vectors to unit norm; the other arguments and the errors are those of ``encode``.
+        ``side`` is ``query`` or ``document`` if it is known, ``overhead`` is the number of
+        positions in front of every text, and ``normalize`` scales vectors to unit norm; the other
+        arguments and the errors are those of ``encode``.
         """
         from rich.progress import track
 
@@ -179,6 +186,9 @@ class EmbeddingModel(nn.Module, ABC):
         if max_tokens is not None and max_tokens < 1:
             raise UserError(f"max_tokens = {max_tokens}: pass a number of tokens of 1 or more")
         limit = self.max_tokens if max_tokens is None else min(max_tokens, self.max_tokens)
+        if self.trained_prompts is not None:
+            reading = (side if side in SIDES else "text", prompt)
+            self.trained_prompts.warn(self.name, [reading])
         tokenize, was_training = Tokenize(self.tokenizer), self.training
         vectors = np.empty((len(listed), self.width), dtype=np.float32)
         batches = self._batches(listed, prompt, limit, overhead)

@@ -172,3 +172,5 @@ def _write_settings(embedder: Embedder, folder: Path) -> None:
     write_json(folder / "sentence_bert_config.json", limits)
     write_json(folder / "1_Pooling/config.json", pooling)
     write_json(folder / "config_sentence_transformers.json", settings)
+    if embedder.trained_prompts is not None:
+        embedder.trained_prompts.write(folder)

@@ -111,6 +111,7 @@ def load(
         similarity=stored.similarity,
         truncate_dim=stored.truncate_dim,
     )
+    embedder.trained_prompts = stored.trained_prompts
     return embedder.to(device).eval()
 
 

@@ -9,6 +9,7 @@ from embedkit.errors import UserError
 from embedkit.models.model_files import check_weight_files, located, read_json, refuse_pickle
 from embedkit.models.pooling import STOCK_MODES
 from embedkit.models.settings import Similarity
+from embedkit.models.trained_prompts import TrainedPrompts
 
 _NO_LIMIT = 10**6
 """Value of a tokenizer's ``model_max_length`` from which it means that there is no limit."""
@@ -35,6 +36,7 @@ class Stored:
     max_tokens: int | None = None
     similarity: Similarity = "cosine"
     truncate_dim: int | None = None
+    trained_prompts: TrainedPrompts | None = None
 
 
 def read_stored(folder: str) -> Stored:
@@ -81,6 +83,7 @@ def read_stored(folder: str) -> Stored:
         max_tokens=int(limit) if limit else None,
         similarity=similarity_of(folder),
         truncate_dim=settings.get("truncate_dim"),
+        trained_prompts=TrainedPrompts.read(root),
     )
 
 

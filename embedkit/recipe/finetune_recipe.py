@@ -18,6 +18,19 @@ STOCK_POOLINGS = ("mean", "cls", "lasttoken", "max", "mean_sqrt_len_tokens", "we
 """Poolings of sentence-transformers, by their names there."""
 
 
+class DefaultPrompts(Section):
+    """Names of the stored prompts that ``query`` and ``document`` stand for in the exported model.
+
+    Sources with prompts of their own are stored as ``<source>-query`` and ``<source>-document``.
+    If all sources have one prompt, it is ``query`` or ``document`` without a name here.
+    """
+
+    query: str | None = None
+    """``encode_query`` of embedkit and of sentence-transformers reads behind this prompt."""
+    document: str | None = None
+    """``encode_document`` of embedkit and of sentence-transformers reads behind this prompt."""
+
+
 class ModelSettings(Section):
     """Settings by which vectors are made from an encoder's states."""
 
@@ -39,6 +52,8 @@ class ModelSettings(Section):
     benchmark_prompts: bool = False
     """Store the paper's instruction for every task of MTEB(eng, v1) as prompts of the model, so
     that mteb applies them when it scores the model. For models trained to follow instructions."""
+    default_prompts: DefaultPrompts = DefaultPrompts()
+    """Prompts of a search, where the sources differ in theirs."""
 
     @field_validator("pooling")
     @classmethod

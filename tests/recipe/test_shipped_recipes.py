@@ -13,7 +13,7 @@ from embedkit.config import differences, shipped, validated
 from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.manifests.sources import FilesSource, HubSource
 from embedkit.recipe import Contrastive, Recipe, load_any_recipe, load_recipe
-from embedkit.tokens.prompts import as_prefix
+from embedkit.tokens.prompts import SEARCH, as_prefix
 
 RECIPES = sorted(
     str(path.relative_to(shipped("recipes")).with_suffix(""))
@@ -46,8 +46,9 @@ def test_a_manifest_is_valid_pinned_and_licensed(name: str) -> None:
 def test_the_open_recipe_is_the_unified_one_over_other_sources() -> None:
     unified, over_files = load_recipe("unified"), load_recipe("unified-open")
     changed = differences(unified.model_dump(mode="json"), over_files.model_dump(mode="json"))
-    evaluation = {f"evaluation.{key}" for key in ("task_dirs", "benchmark", "dtype", "before")}
-    assert {line.partition(":")[0] for line in changed} == {"data.mix", *evaluation}
+    expected = {f"evaluation.{key}" for key in ("task_dirs", "benchmark", "dtype", "before")}
+    expected |= {f"embedder.default_prompts.{side}" for side in ("query", "document")}
+    assert {line.partition(":")[0] for line in changed} == {"data.mix", *expected}
     assert len(unified.data.mix) == 22
     kinds = {load_manifest(mix.manifest).source.kind for mix in unified.data.mix}
     assert kinds == {"hub"}
@@ -59,8 +60,23 @@ def test_the_open_contextual_recipe_is_stage_one_over_the_open_sources() -> None
     stage, over_files = load_recipe("cde-stage1"), load_recipe("cde-open")
     changed = differences(stage.model_dump(mode="json"), over_files.model_dump(mode="json"))
     expected = {"data.mix", "data.batch_table", "evaluation.task_dirs", "evaluation.instructions"}
+    expected |= {f"embedder.default_prompts.{side}" for side in ("query", "document")}
     assert {line.partition(":")[0] for line in changed} == expected
     assert over_files.data.mix == load_recipe("unified-open").data.mix
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_default_prompts_are_prompts_of_sources_that_have_them(name: str) -> None:
+    recipe = load_recipe(name)
+    prompts = {mix.manifest: load_manifest(mix.manifest).prompts for mix in recipe.data.mix}
+    for side in ("query", "document"):
+        distinct = {getattr(each, side) for each in prompts.values()}
+        decided = len(distinct) == 1 or SEARCH[side] in distinct
+        named = getattr(recipe.embedder.default_prompts, side)
+        assert (named is None) == decided
+        if named is not None:
+            source, _, of_side = named.rpartition("-")
+            assert (of_side, bool(getattr(prompts[source], side))) == (side, True)
 
 
 def test_recipes_that_train_with_instructions_are_scored_with_the_paper_s() -> None:

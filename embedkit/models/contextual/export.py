@@ -72,6 +72,8 @@ def write_contextual(
         (aside / f"{_CODE}.py").write_text(_code(), encoding="utf-8")
         write_json(aside / "modules.json", [{**module, "kwargs": ["dataset_embeddings"]}])
         write_json(aside / "config_sentence_transformers.json", settings)
+        if model.trained_prompts is not None:
+            model.trained_prompts.write(aside)
         save_tokenizer(model.tokenizer, aside)
         (aside / "README.md").write_text(card, encoding="utf-8")
 

@@ -15,6 +15,7 @@ from embedkit.models.contextual.model import Contextual, without_pooler
 from embedkit.models.model_files import fetched, located, read_json, read_weights, under
 from embedkit.models.pretrained import quietly
 from embedkit.models.st_config import describes_two_stages, similarity_of
+from embedkit.models.trained_prompts import TrainedPrompts
 from embedkit.recipe import ContextualConfig
 
 
@@ -69,6 +70,7 @@ def load_contextual(
         normalize=config.get("normalize", True),
         similarity=similarity_of(str(folder)),
     )
+    loaded.trained_prompts = TrainedPrompts.read(folder)
     of_encoders = tuple(f"{stage}." for stage in encoders)
     heads = {name: head for name, head in weights.items() if not name.startswith(of_encoders)}
     if different := sorted(loaded.head_weights().keys() ^ heads.keys()):

@@ -118,7 +118,7 @@ class Contextual(EmbeddingModel):
                 f"{embedder.name}: has Dense modules, for which a contextual model has no place; "
                 "pass the folder of its encoder alone"
             )
-        return cls(
+        model = cls(
             None if config.tied else deepcopy(embedder.backbone),
             embedder.backbone,
             embedder.tokenizer,
@@ -128,7 +128,9 @@ class Contextual(EmbeddingModel):
             position_limit=embedder.position_limit,
             name=embedder.name,
             autocast=embedder.autocast,
-        ).to(embedder.device)
+        )
+        model.trained_prompts = embedder.trained_prompts
+        return model.to(embedder.device)
 
     @property
     def first(self) -> Backbone | None:
@@ -195,7 +197,9 @@ class Contextual(EmbeddingModel):
         texts = [corpus[int(row)] for row in rows]
         if prompt is None:
             prompt = self.prompts.get("document", "")
-        vectors = self._embed(texts, prompt, self.embed_context, show_progress=show_progress)
+        vectors = self._embed(
+            texts, prompt, self.embed_context, side="document", show_progress=show_progress
+        )
         return Context(torch.from_numpy(vectors), self.weights_identity, len(corpus), seed)
 
     @torch.inference_mode()
@@ -219,12 +223,14 @@ class Contextual(EmbeddingModel):
         if context is not self.frozen:
             self.check_made(context)
         if prompt is None:
-            prompt = self._prompt_of(role or "document")
+            role = role or "document"
+            prompt = self._prompt_of(role)
         vectors = context.vectors.to(self.device)
         embedded = self._embed(
             texts,
             prompt,
             lambda tokens: self(tokens, vectors),
+            side=role,
             max_tokens=max_tokens,
             overhead=self.positions_before_text,
             normalize=normalize_embeddings and not self.is_unit_norm,

@@ -1,0 +1,46 @@
+"""Warns of tasks that are read behind prompts that a model's training never had."""
+
+import warnings
+from collections.abc import Sequence
+
+from mteb.abstasks.abstask import AbsTask
+
+from embedkit.evaluation.mteb.instructions import Instructions
+from embedkit.evaluation.mteb.task_prompts import resolve_prompts
+from embedkit.evaluation.mteb.task_selection import leaves
+from embedkit.models.contextual.model import Contextual
+from embedkit.models.embedding_model import EmbeddingModel
+from embedkit.models.trained_prompts import Reading, described
+
+_NAMED = 3
+"""Number of tasks that are named."""
+
+
+def warn_of_prompts(
+    model: EmbeddingModel, tasks: Sequence[AbsTask], instructions: Instructions
+) -> None:
+    """Warn in one line of all tasks whose prompts training never had, if the model records them."""
+    if model.trained_prompts is None:
+        return
+    parts = [part for task in tasks for part in leaves(task)]
+    tasks_of: dict[Reading, list[str]] = {}
+    for part in parts:
+        prompts = resolve_prompts(
+            part,
+            model.prompts,
+            instructions,
+            default=model.default_prompt_name,
+            contextual=isinstance(model, Contextual),
+        )
+        for reading in prompts.by_side.items():
+            tasks_of.setdefault(reading, []).append(part.metadata.name)
+    fresh = model.trained_prompts.new(tasks_of)
+    if not fresh:
+        return
+    names = list(dict.fromkeys(name for reading in fresh for name in tasks_of[reading]))
+    named = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    warnings.warn(
+        f"{model.name}: {len(names)} of {len(parts)} tasks ({named}) have texts that its training "
+        f"never read so, such as {described(fresh[:1])}; it had {model.trained_prompts}",
+        stacklevel=2,
+    )
