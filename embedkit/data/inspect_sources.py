@@ -13,7 +13,7 @@ from embedkit.config import names_in
 from embedkit.data.concepts import splits
 from embedkit.data.manifests.manifest import FOLDER, Manifest, TextManifest, load_any_manifest
 from embedkit.data.pairs.lengths import QUANTILES, quantiles, sampled_lengths
-from embedkit.data.pairs.records import open_records
+from embedkit.data.pairs.records import Records, open_records
 from embedkit.data.tables import plain_table
 from embedkit.data.text.texts import Texts
 from embedkit.data.text.tokenized import prepare
@@ -57,6 +57,8 @@ def shipped_sources() -> Iterator[ShippedSource]:
         rows = f"{manifest.rows:,} rows" if manifest.rows else "rows not stated"
         if isinstance(manifest, Manifest) and manifest.rows_read:
             rows = f"made of {manifest.rows_read:,} rows"
+        if isinstance(manifest, Manifest) and manifest.max_rows:
+            rows = f"{manifest.max_rows:,} drawn of {rows}"
         yield ShippedSource(manifest.name, kind, rows, manifest.license)
 
 
@@ -89,7 +91,7 @@ def _verified(manifest: Manifest | TextManifest, tokenizer: PreTrainedTokenizerB
     """Read a source, and the token ids of text if they are asked for; say how much is there."""
     if isinstance(manifest, Manifest):
         tables = [open_records(manifest, split) for split in splits(manifest.held_out)]
-        return _counted("rows", *map(len, tables))
+        return _counted(f"rows{_drawn(tables[0])}", *map(len, tables))
     texts = Texts.from_manifest(manifest)
     if tokenizer is not None:
         # Token ids that are not there yet are written.
@@ -109,6 +111,12 @@ def _verified(manifest: Manifest | TextManifest, tokenizer: PreTrainedTokenizerB
 
 def _counted(unit: str, count: int, *held_out: int) -> str:
     return ", ".join([f"{count} {unit}", *(f"{other} held out" for other in held_out)])
+
+
+def _drawn(records: Records) -> str:
+    """Return what the rows of a sample were drawn of, and nothing if all rows are read."""
+    stored = records.table.stored_rows
+    return f" drawn of {stored}" if stored > len(records) else ""
 
 
 def describe(name: str, tokenizer: PreTrainedTokenizerBase, model: str) -> Iterator[Table]:
@@ -131,7 +139,7 @@ def _pairs(manifest: Manifest, tokenizer: PreTrainedTokenizerBase, model: str) -
     columns = {**layout.columns, "ignored": manifest.ignore, "unused": layout.unused}
     if manifest.same_label:
         columns["positive"] = ["another text of the label"]
-    rows = f"{len(records)}"
+    rows = f"{len(records)}{_drawn(records)}"
     if manifest.held_out:
         rows += f" for training, {len(open_records(manifest, 'held_out'))} held out"
     prompts = "\n".join(f"{side}: {prompt!r}" for side, prompt in manifest.prompts)

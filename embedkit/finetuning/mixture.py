@@ -168,6 +168,7 @@ def sampling_shares(
         size = rows.get(name) or manifest.rows
         if size is None:
             raise UserError(f"{name}: its manifest states no rows: pass --rows {name}=ROWS")
+        size = min(size, manifest.max_rows or size)
         sources.append(Source(name, size, manifest.batch_size or recipe.data.batch_size))
     weights = weights_of(recipe.data.mix) or alpha_weights(sources, recipe.data.alpha)
     mixture = Mixture((), tuple(sources), weights, manifests)

@@ -166,6 +166,11 @@ class Manifest(Description, Located):
 
     rows_read: PositiveInt | None = None
     """Expected number of rows in the source itself, as a data set's card counts them."""
+    max_rows: PositiveInt | None = None
+    """Training reads a random sample of so many rows, if there are more. The rows that are held
+    out are not sampled, and ``rows`` counts all rows."""
+    max_rows_seed: int = 0
+    """Random seed for drawing the sample; with the same seed, a smaller one is part of a larger."""
     held_out: HeldOut | None = None
     """Concepts that training never sees, and the tasks on them."""
 

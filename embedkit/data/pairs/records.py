@@ -17,7 +17,7 @@ from embedkit.data.manifests.manifest import Description, Manifest, Options, Pro
 from embedkit.data.manifests.sources import HubSource
 from embedkit.data.pairs import from_rows
 from embedkit.data.pairs.layout import ColumnLayout
-from embedkit.data.pairs.table import Table, TableWriter
+from embedkit.data.pairs.table import Sample, Table, TableWriter
 from embedkit.data.sources import open_source
 from embedkit.data.sources.rows import RowSource, RowStream, errors_named
 from embedkit.errors import DataError
@@ -168,7 +168,10 @@ def open_records(manifest: Manifest | str | Path, split: Split = "train") -> Rec
     opened.expect(manifest.name, "rows", rows, manifest.rows, warn=warn)
     opened.expect(manifest.name, "rows read", layout.rows_read, manifest.rows_read, warn=warn)
     layout.tell_unused(manifest.name)
-    return Records(manifest.name, tables[split], manifest, layout)
+    table, limit = tables[split], manifest.max_rows
+    if split == "train" and limit is not None and limit < len(table):
+        table = Sample(table.path, limit, manifest.max_rows_seed)
+    return Records(manifest.name, table, manifest, layout)
 
 
 def _write(

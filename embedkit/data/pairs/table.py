@@ -3,14 +3,17 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 
+from embedkit import rng
 from embedkit.data.pairs.from_rows import Pair
 from embedkit.errors import DataError
+from embedkit.storage.hashing import sha256_of_json
 
 _SCHEMA = pa.schema(
     {
@@ -92,6 +95,8 @@ class Table:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.facts = Facts(**json.loads(path.with_suffix(".json").read_text()))
+        self.stored_rows = self.facts.rows
+        """Number of rows on disk, of which a sample has some."""
         self._file = pa.ipc.open_file(pa.memory_map(str(path)))
 
     def __len__(self) -> int:
@@ -103,7 +108,7 @@ class Table:
         for row in rows:
             if not 0 <= row < len(self):
                 raise IndexError(f"row {row} of {len(self)}")
-            number, index = divmod(row, _BATCH)
+            number, index = divmod(self._stored(row), _BATCH)
             if number not in batches:
                 batch = self._file.get_batch(number)
                 batches[number] = [batch.column(name) for name in columns]
@@ -115,5 +120,36 @@ class Table:
             batch = self._file.get_batch(number)
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
-    def __reduce__(self) -> tuple[type["Table"], tuple[Path]]:
+    def _stored(self, row: int) -> int:
+        """Return the row's number in the file."""
+        return row
+
+    def __reduce__(self) -> tuple[type["Table"], tuple[Any, ...]]:
         return Table, (self.path,)
+
+
+class Sample(Table):
+    """Rows drawn from a table without replacement, in their order there.
+
+    The draw is a function of the seed and the number of rows in the table; a smaller sample is a
+    part of a larger one. The table on disk stays whole, for samples of other sizes.
+    """
+
+    def __init__(self, path: Path, size: int, seed: int) -> None:
+        super().__init__(path)
+        whole = self.facts
+        key = rng.fold_in(seed, "max_rows")
+        self._drawn = np.sort(rng.permuted(np.arange(size), whole.rows, key))
+        content = sha256_of_json([whole.content, size, seed])
+        self.facts = replace(whole, rows=size, content=content)
+        self._arguments = path, size, seed
+
+    def scan(self, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        for first in range(0, len(self), _BATCH):
+            yield from self.take(range(first, min(first + _BATCH, len(self))), columns)
+
+    def _stored(self, row: int) -> int:
+        return int(self._drawn[row])
+
+    def __reduce__(self) -> tuple[type[Table], tuple[Any, ...]]:
+        return Sample, self._arguments
