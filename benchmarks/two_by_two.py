@@ -33,7 +33,7 @@ from statistics import fmean, median, stdev
 import harness
 import torch
 
-from embedkit.evaluation.comparing.comparison import interval
+from embedkit.evaluation.comparing.statistics import of_groups
 from embedkit.evaluation.summary import Summary
 from embedkit.models import hub
 from embedkit.recipe import Recipe, load_recipe
@@ -165,11 +165,7 @@ def rows_of(runs: Sequence[Run]) -> list[list[str]]:
     rows = []
     for name in dict.fromkeys(run.condition for run in runs):
         seeds = [run for run in runs if run.condition == name]
-        differences = [
-            fmean(run.scores[task] for run in seeds) - fmean(run.scores[task] for run in plain)
-            for task in seeds[0].scores
-        ]
-        gap = interval(differences)
+        old, new = ([list(run.scores.values()) for run in runs] for runs in (plain, seeds))
         averages = [run.average for run in seeds]
         spread = f" ± {stdev(averages):.2f}" if len(averages) > 1 else ""
         rows.append(
@@ -180,7 +176,7 @@ def rows_of(runs: Sequence[Run]) -> list[list[str]]:
                 f"{fmean(run.loss for run in seeds):.2f}",
                 f"{fmean(run.accuracy for run in seeds):.1f}",
                 f"{fmean(averages):.2f}{spread}",
-                "" if name == "plain" else f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]",
+                "" if name == "plain" else str(of_groups(old, new)),
             ]
         )
     return rows
@@ -245,7 +241,7 @@ def main() -> None:
         TITLE,
         f"{harness.stamp(torch.device('cpu'))}, one thread a run.\n"
         f"Means over seeds {', '.join(map(str, options.seeds))}; ± is their standard deviation, "
-        "brackets are 95 % of a bootstrap over tasks.",
+        "brackets are 95 % of a bootstrap over runs and tasks.",
         *paragraphs,
     )
     longer = [run for run in equal_positions if run not in equal_steps]

@@ -11,6 +11,7 @@ __all__ = [
     "ArgumentError",
     "BatchTable",
     "ClusteringSettings",
+    "ComparisonSettings",
     "DataError",
     "EvaluationSettings",
     "Interrupted",

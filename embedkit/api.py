@@ -16,7 +16,12 @@ from embedkit.clustering.settings import SURROGATE, ClusteringOptions, Clusterin
 from embedkit.config import from_arguments
 from embedkit.data.manifests.json_schema import SchemaKind, json_schema
 from embedkit.errors import ArgumentError, DataError, UserError
-from embedkit.evaluation.settings import ComparisonFormat, EvaluationSettings, PerplexitySettings
+from embedkit.evaluation.settings import (
+    ComparisonFormat,
+    ComparisonSettings,
+    EvaluationSettings,
+    PerplexitySettings,
+)
 from embedkit.mining.settings import MiningSettings
 from embedkit.models.settings import ExportTarget
 from embedkit.recipe import PretrainRecipe, Recipe, as_recipe, default_output, explain, show_recipes
@@ -33,7 +38,8 @@ if TYPE_CHECKING:
     from embedkit.data.manifests.hub_lock import lock_sources
     from embedkit.data.pairs.records import Records
     from embedkit.data.text.texts import Texts
-    from embedkit.evaluation.comparing.comparison import compare, format_comparison
+    from embedkit.evaluation.comparing.comparison import compare
+    from embedkit.evaluation.comparing.formatting import format_comparison
     from embedkit.evaluation.evaluate import estimate, evaluate
     from embedkit.evaluation.mteb.task_selection import write_held_out_tasks
     from embedkit.evaluation.perplexity.pseudo_perplexity import evaluate_perplexity
@@ -53,7 +59,7 @@ _HOMES = {
     "Records": "data.pairs.records",
     "Texts": "data.text.texts",
     "compare": "evaluation.comparing.comparison",
-    "format_comparison": "evaluation.comparing.comparison",
+    "format_comparison": "evaluation.comparing.formatting",
     "estimate": "evaluation.evaluate",
     "evaluate": "evaluation.evaluate",
     "evaluate_perplexity": "evaluation.perplexity.pseudo_perplexity",

@@ -1,11 +1,12 @@
 """``embedkit compare``: evaluations side by side, in the shape of the paper's Table 4."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from embedkit import api
+from embedkit import ComparisonSettings, api
+from embedkit_cli.options import with_options
 
 Runs = Annotated[
     list[Path],
@@ -17,14 +18,12 @@ Format = Annotated[
     api.ComparisonFormat,
     typer.Option("--format", help="The table is written in this format."),
 ]
-Paper = Annotated[
-    bool, typer.Option("--paper", help="Add the published rows of the paper's Table 4.")
-]
 
 
-def compare(runs: Runs, format_: Format = "text", paper: Paper = False) -> None:
+@with_options(ComparisonSettings)
+def compare(runs: Runs = [], format_: Format = "text", **options: Any) -> None:
     """Compare evaluations: a row for each run, with the means of each type of task.
 
     Differences are to the first run, over the tasks that all runs have a score of.
     """
-    typer.echo(api.format_comparison(api.compare(runs, paper=paper), format_), nl=False)
+    typer.echo(api.format_comparison(api.compare(runs, **options), format_), nl=False)

@@ -107,5 +107,7 @@ def _word_type(annotation: Any) -> Any:
     if get_origin(annotation) in (Union, UnionType):
         inner = [type_ for type_ in get_args(annotation) if type_ is not NoneType]
         return _word_type(inner[0]) | None if len(inner) == 1 else str
+    if annotation == tuple[str, ...]:
+        return list[str]  # The option may be repeated.
     known = annotation in (bool, int, float, str, Path) or get_origin(annotation) is Literal
     return annotation if known else str

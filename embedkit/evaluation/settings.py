@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Required, TypedDict
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt
 
-from embedkit.config import from_arguments
+from embedkit.config import Section, from_arguments
 from embedkit.recipe import Dtype, DtypeSettings, ScoringSettings
 
 ComparisonFormat = Literal["text", "csv", "latex", "markdown"]
@@ -101,3 +101,24 @@ class PerplexityOptions(TypedDict, total=False):
     positions: int | Literal["all"]
     seed: int
     dtype: Dtype
+
+
+class ComparisonSettings(Section):
+    """Settings of comparing evaluations."""
+
+    group: tuple[str, ...] = Field(default=(), strict=False, examples=["'runs/a_s*'"])
+    """The folders that match this pattern, several seeds of one recipe, make one row; quote it,
+    since a shell replaces patterns. Groups come after single runs. May be repeated."""
+    tasks: bool = False
+    """The differences of each task are shown too, with the wins, ties and losses, and with
+    intervals over the queries of retrieval and reranking tasks; CSV then has the tasks alone."""
+    paper: bool = False
+    """The published rows of the paper's Table 4 are added."""
+
+
+class ComparisonOptions(TypedDict, total=False):
+    """The types of ``ComparisonSettings`` as keyword arguments, for type checkers and editors."""
+
+    group: Sequence[str]
+    tasks: bool
+    paper: bool

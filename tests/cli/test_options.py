@@ -28,7 +28,7 @@ import embedkit
 from embedkit.clustering.settings import ClusteringOptions
 from embedkit.config import Section
 from embedkit.errors import ArgumentError
-from embedkit.evaluation.settings import EvaluationOptions, PerplexityOptions
+from embedkit.evaluation.settings import ComparisonOptions, EvaluationOptions, PerplexityOptions
 from embedkit.mining.settings import MiningOptions
 
 COMMANDS: dict[str, tuple[type[Section], type]] = {
@@ -36,11 +36,13 @@ COMMANDS: dict[str, tuple[type[Section], type]] = {
     "cluster": (embedkit.ClusteringSettings, ClusteringOptions),
     "eval-mteb": (embedkit.EvaluationSettings, EvaluationOptions),
     "eval-perplexity": (embedkit.PerplexitySettings, PerplexityOptions),
+    "compare": (embedkit.ComparisonSettings, ComparisonOptions),
 }
 WIDER = {
     "instructions": str | Path | None,
     "data_dir": str | Path | None,
     "lengths": "Sequence[int] | str",
+    "group": "Sequence[str]",
 }
 """Arguments that may also be given in a form that the settings turn into their own."""
 

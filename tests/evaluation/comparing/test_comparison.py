@@ -1,27 +1,28 @@
 import csv
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from embedkit_cli.app import main
 
 from embedkit.errors import UserError
-from embedkit.evaluation.comparing.comparison import (
-    FORMATS,
-    Comparison,
+from embedkit.evaluation.comparing.comparison import Comparison, compare_groups
+from embedkit.evaluation.comparing.formatting import (
     as_csv,
     as_latex,
     as_markdown,
     as_plain,
-    compare_summaries,
-    interval,
-    read_run,
 )
+from embedkit.evaluation.comparing.runs import Group, Run, read_run
 from embedkit.evaluation.summary import TYPES, Summary, TaskScore
 
-KINDS = {"NQ": "Retrieval", "FEVER": "Retrieval", "STS12": "STS", "STS13": "STS"}
+KINDS = {
+    "NQ": "Retrieval",
+    "FEVER": "Retrieval",
+    **dict.fromkeys(("STS12", "STS13", "BIOSSES"), "STS"),
+}
 TASKS_OF_TYPE = dict(zip(TYPES, (12, 11, 3, 4, 15, 10, 1), strict=True))
 
 
@@ -33,11 +34,16 @@ def summary(revision: str = "r", **scores: float) -> Summary:
     return Summary("m", "i", "float32", KINDS, found, {}, {"mteb": "2"})
 
 
+def compared(*runs: tuple[str, Summary], paper: bool = False) -> Comparison:
+    groups = [Group(name, (Run(name, Path(name), found),)) for name, found in runs]
+    return compare_groups(groups, paper=paper)
+
+
 @pytest.fixture
 def two() -> Comparison:
     first = summary(NQ=0.2, FEVER=0.3, STS12=0.6, STS13=0.8)
     second = summary(NQ=0.3, FEVER=0.4, STS12=0.5, STS13=0.7)
-    return compare_summaries([("first_run", first), ("second", second)])
+    return compared(("first_run", first), ("second", second))
 
 
 def test_a_row_holds_the_means_of_types_and_tasks(two: Comparison) -> None:
@@ -50,41 +56,38 @@ def test_a_row_holds_the_means_of_types_and_tasks(two: Comparison) -> None:
 
 
 def test_the_average_is_over_tasks_and_not_over_types() -> None:
-    (row,) = compare_summaries([("a", summary(NQ=0.2, FEVER=0.3, STS12=0.7))]).rows
+    (row,) = compared(("a", summary(NQ=0.2, FEVER=0.3, STS12=0.7))).rows
     assert row.average == pytest.approx(40)
 
 
 def test_only_tasks_that_all_runs_have_are_compared() -> None:
-    found = compare_summaries(
-        [("a", summary(NQ=0.2, STS12=0.9)), ("b", summary(NQ=0.3, FEVER=0.1))]
-    )
+    found = compared(("a", summary(NQ=0.2, STS12=0.9)), ("b", summary(NQ=0.3, FEVER=0.1)))
     assert (found.tasks, found.left_out) == (1, ("FEVER", "STS12"))
     assert [row.average for row in found.rows] == pytest.approx([20, 30])
     with pytest.raises(UserError, match=r"a, b: no task has a score in all of them"):
-        compare_summaries([("a", summary(NQ=0.2)), ("b", summary(FEVER=0.1))])
+        compared(("a", summary(NQ=0.2)), ("b", summary(FEVER=0.1)))
 
 
-def test_a_difference_that_is_the_same_in_every_task_has_no_width() -> None:
-    found = interval([2.0, 2.0, 2.0])
-    assert (found.mean, found.low, found.high) == (2.0, 2.0, 2.0)
-
-
-def test_the_interval_is_that_of_the_mean_over_many_tasks() -> None:
-    values = np.random.default_rng(3).normal(1.0, 2.0, size=400)
-    found = interval(list(values))
-    half = 1.96 * values.std() / np.sqrt(len(values))
-    assert found.low == pytest.approx(values.mean() - half, abs=0.02)
-    assert found.high == pytest.approx(values.mean() + half, abs=0.02)
-    assert interval(list(values)) == found
-    assert interval(list(values), seed=1) != found
-
-
-def test_the_difference_is_to_the_first_row_and_paired_by_task(two: Comparison) -> None:
+def test_the_difference_is_to_the_first_row_and_has_no_interval_of_four_tasks(
+    two: Comparison,
+) -> None:
     first, second = two.rows
     assert first.difference is None
     assert second.difference is not None
     assert second.difference.mean == pytest.approx(0)
-    assert (second.difference.low, second.difference.high) == pytest.approx((-10, 10))
+    assert second.difference.low is None
+    assert "+0.00 [n < 5]" in as_plain(two)
+    assert "without intervals: fewer than 5 tasks are too few for them" in as_plain(two)
+
+
+def test_the_interval_is_student_s_t_over_tasks() -> None:
+    first = summary(NQ=0.5, FEVER=0.5, STS12=0.5, STS13=0.5, BIOSSES=0.5)
+    second = summary(NQ=0.5, FEVER=0.51, STS12=0.52, STS13=0.53, BIOSSES=0.54)
+    found = compared(("a", first), ("b", second))
+    # 2.776 is the quantile for four degrees of freedom, and sqrt(2.5 / 5) the standard error.
+    half = 2.776 * 0.7071
+    assert found.rows[1].difference == pytest.approx((2, 2 - half, 2 + half), abs=1e-3)
+    assert "95 % intervals of Student's t over the 5 tasks" in as_plain(found)
 
 
 def test_the_best_is_marked_in_every_format(two: Comparison) -> None:
@@ -96,13 +99,8 @@ def test_the_best_is_marked_in_every_format(two: Comparison) -> None:
     assert (first["best"].split()[0], second["best"].split()[0]) == ("STS", "Retrieval")
 
 
-@pytest.mark.parametrize("name", ["text", "latex", "markdown"])
-def test_what_the_interval_is_made_of_is_stated(name: str, two: Comparison) -> None:
-    assert "10,000 bootstrap resamples of the 4 tasks (seed 0)" in FORMATS[name](two)
-
-
 def test_the_paper_s_rows_agree_with_their_averages() -> None:
-    found = compare_summaries([("a", summary(NQ=0.2))], paper=True)
+    found = compared(("a", summary(NQ=0.2)), paper=True)
     published = [row for row in found.rows if row.published]
     assert len(published) == 10
     for row in published:
@@ -131,23 +129,31 @@ def test_the_paper_s_rows_agree_with_their_averages() -> None:
 def test_the_best_of_the_paper_s_rows_is_what_it_prints_in_bold(
     column: str, name: str, value: float
 ) -> None:
-    rows = [
-        row for row in compare_summaries([("a", summary(NQ=0.9))], paper=True).rows if row.published
-    ]
+    rows = [row for row in compared(("a", summary(NQ=0.9)), paper=True).rows if row.published]
     best = max(rows, key=lambda row: row.means[column])
     assert (best.name, best.means[column]) == (name, value)
 
 
-def test_other_data_under_one_name_are_pointed_out() -> None:
-    found = compare_summaries([("a", summary(NQ=0.2)), ("b", summary(revision="other", NQ=0.3))])
-    assert "NQ: the runs differ in its revision." in as_plain(found)
+def test_runs_that_were_measured_otherwise_are_pointed_out() -> None:
+    first, second = summary(NQ=0.2, STS12=0.3), summary(NQ=0.3, STS12=0.4)
+    assert compared(("a", first), ("b", second)).notes == ()
+    nq = replace(second.scores["NQ"], prompts={"query": "query: "}, revision="other", metric="m2")
+    scores = {"NQ": nq, "STS12": replace(second.scores["STS12"], dtype="float16")}
+    changed = replace(second, scores=scores, versions={"mteb": "3"})
+    assert compared(("a", first), ("b", changed)).notes == (
+        "The runs differ in the prompts of NQ",
+        "The runs differ in the precision of STS12 (float16, float32)",
+        "The runs differ in the mteb version of all tasks (2, 3)",
+        "The runs differ in the data revision of NQ",
+        "The runs differ in the metric of NQ (m2, metric)",
+    )
 
 
 def test_a_run_is_a_training_s_folder_or_an_evaluation_s(tmp_path: Path) -> None:
     for place in ("trained/eval/after", "trained/eval/before", "measured"):
         summary(NQ=0.2).write(tmp_path / place / "summary.json")
     names = [
-        read_run(tmp_path / place)[0] for place in ("trained", "trained/eval/before", "measured")
+        read_run(tmp_path / place).name for place in ("trained", "trained/eval/before", "measured")
     ]
     assert names == ["trained", "trained before", "measured"]
 
@@ -159,7 +165,7 @@ def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"summary\.json: is no summary"):
         read_run(tmp_path)
     with pytest.raises(UserError, match=r"two runs are called a"):
-        compare_summaries([("a", summary(NQ=0.2)), ("a", summary(NQ=0.2))])
+        compared(("a", summary(NQ=0.2)), ("a", summary(NQ=0.2)))
 
 
 def test_the_command_prints_the_table(
