@@ -4,6 +4,7 @@ A folder holds ``task.json``, which names the type, and the data as JSON lines (
 layout). Everything is read and checked before any text is encoded.
 """
 
+import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from mteb.abstasks.text.summarization import AbsTaskSummarization
 
 from embedkit.errors import DataError
 from embedkit.evaluation.task_folders import layouts
+from embedkit.evaluation.task_folders.metrics import METRICS, TWO_LABELS
 from embedkit.storage.hashing import sha256_of_file, sha256_of_text
 from embedkit.tokens.prompts import SIDES, as_prefix
 
@@ -98,8 +100,12 @@ def _tasks(folder: Path) -> list[AbsTask]:
 
 def _task(folder: Path, name: str, wanted: str, settings: Mapping[str, Any]) -> AbsTask:
     kind = _KINDS[wanted]
-    prompts = _prompts(folder / "task.json", settings, sided=kind.base is AbsTaskRetrieval)
-    attributes = kind.read(folder)
+    path = folder / "task.json"
+    prompts = _prompts(path, settings, sided=kind.base is AbsTaskRetrieval)
+    metric, ignored = _metric(path, settings, wanted), _ignored_ids(path, settings, wanted)
+    attributes = kind.read(folder) | ignored
+    if metric in TWO_LABELS and (labels := len(set(attributes["dataset"]["test"]["label"]))) > 2:
+        raise DataError(f"{path}: metric: {metric} is for two labels, and there are {labels}")
     hashes = [f"{file} {sha256_of_file(folder / file)}\n" for file in ("task.json", *kind.files)]
     metadata = TaskMetadata.model_validate(
         {
@@ -110,13 +116,35 @@ def _task(folder: Path, name: str, wanted: str, settings: Mapping[str, Any]) -> 
             "category": "t2c" if kind.type in ("Classification", "Clustering") else "t2t",
             "eval_splits": ["test"],
             "eval_langs": ["eng-Latn"],
-            "main_score": kind.main_score,
+            "main_score": metric,
         }
     )
     # A class for each folder, because mteb stores what describes a task on its class.
     attributes |= {"metadata": metadata, "own_prompts": prompts, "data_loaded": True}
     task: AbsTask = type(kind.base.__name__, (kind.base,), attributes)()
     return task
+
+
+def _metric(path: Path, settings: Mapping[str, Any], wanted: str) -> str:
+    """Return the metric that the folder asks for, or that of such tasks in MTEB(eng, v1)."""
+    metric = settings.get("metric", _KINDS[wanted].main_score)
+    if metric not in METRICS[wanted]:
+        near = difflib.get_close_matches(str(metric), METRICS[wanted], n=3, cutoff=0.3)
+        offered = ", ".join(near or METRICS[wanted][:3])
+        raise DataError(f"{path}: metric: {wanted} has no {metric!r}, but for example {offered}")
+    return str(metric)
+
+
+def _ignored_ids(path: Path, settings: Mapping[str, Any], wanted: str) -> dict[str, bool]:
+    """Return mteb's attribute for retrieval in which the queries are documents themselves."""
+    key = "ignore_identical_ids"
+    if key not in settings:
+        return {}
+    if wanted != "retrieval":
+        raise DataError(f"{path}: {key}: is for retrieval; leave it out of a task of {wanted}")
+    if not isinstance(settings[key], bool):
+        raise DataError(f"{path}: {key}: must be true or false (got {settings[key]!r})")
+    return {key: settings[key]}
 
 
 def _prompts(path: Path, settings: Mapping[str, Any], *, sided: bool) -> dict[str, str]:

@@ -1,12 +1,17 @@
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sentence_transformers import SentenceTransformer
+from support.encoders import Encoder
 from support.task_folders import ANIMALS, LABELLED, TYPES, write_json_lines, write_task
 
 from embedkit.errors import DataError
+from embedkit.evaluation.mteb.scoring import evaluate
+from embedkit.evaluation.task_folders.metrics import METRICS
 from embedkit.evaluation.task_folders.reading import read_task_folders
 
 
@@ -15,6 +20,73 @@ def test_every_type_is_read(tmp_path: Path, type_: str) -> None:
     tasks = read_task_folders(write_task(tmp_path / "mine", type_, license="CC0", origin="kept"))
     assert len(tasks) == 1 + ("+" in type_)
     assert all(task.data_loaded and task.metadata.name.startswith("mine") for task in tasks)
+
+
+@pytest.mark.parametrize("type_", METRICS)
+def test_mteb_computes_the_metrics_that_a_folder_may_name(
+    tmp_path: Path, type_: str, minilm_model: SentenceTransformer
+) -> None:
+    (task,) = read_task_folders(write_task(tmp_path / "mine", type_))
+    evaluate(Encoder(minilm_model, "m"), [task], tmp_path / "out")
+    (kept,) = (tmp_path / "out" / "results").rglob("mine.json")
+    (scores,) = json.loads(kept.read_text())["scores"]["test"]
+    assert [name for name in METRICS[type_] if not isinstance(scores[name], float)] == []
+
+
+def test_the_metric_of_a_folder_is_its_score(
+    tmp_path: Path, minilm_model: SentenceTransformer
+) -> None:
+    folder = write_task(tmp_path / "mine", "retrieval", metric="precision_at_10")
+    summary = evaluate(Encoder(minilm_model, "m"), read_task_folders(folder), tmp_path / "out")
+    assert summary.scores["mine"].metric == "precision_at_10"
+    # Each query has one relevant document, which is among the first ten of twelve.
+    assert summary.scores["mine"].score == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_query_that_is_a_document_finds_itself_unless_that_is_ignored(
+    tmp_path: Path, minilm_model: SentenceTransformer, ignored: bool
+) -> None:
+    folder = write_task(
+        tmp_path / "mine", "retrieval", metric="mrr_at_10", ignore_identical_ids=ignored
+    )
+    rows = [{"_id": f"d{n}", "text": text} for n, text in enumerate([*ANIMALS[:2], ANIMALS[0]])]
+    write_json_lines(folder / "corpus.jsonl", rows)
+    write_json_lines(folder / "queries.jsonl", rows[:1])
+    (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nd0\td1\t1\n")
+    summary = evaluate(Encoder(minilm_model, "m"), read_task_folders(folder), tmp_path / "out")
+    assert summary.scores["mine"].score == pytest.approx(1 / 2 if ignored else 1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("type_", "settings", "told"),
+    [
+        ("sts", {"metric": "ndcg_at_10"}, "metric: sts has no 'ndcg_at_10', but for example"),
+        ("retrieval", {"metric": "ndcg@10"}, "no 'ndcg@10', but for example ndcg_at_10"),
+        ("retrieval", {"metric": "ndcg_at_7"}, "metric: retrieval has no 'ndcg_at_7'"),
+        ("clustering", {"metric": 3}, "metric: clustering has no 3, but for example v_measure"),
+        ("classification+clustering", {"metric": "v_measure"}, "classification has no 'v_measure'"),
+        ("sts", {"ignore_identical_ids": True}, "is for retrieval; leave it out of a task of sts"),
+        ("retrieval", {"ignore_identical_ids": "yes"}, "must be true or false (got 'yes')"),
+    ],
+)
+def test_settings_that_a_type_does_not_have_are_refused(
+    tmp_path: Path, type_: str, settings: dict[str, Any], told: str
+) -> None:
+    folder = write_task(tmp_path / "mine", type_, **settings)
+    with pytest.raises(DataError, match=re.escape(told)) as refused:
+        read_task_folders(folder)
+    assert str(refused.value).startswith(f"{folder / 'task.json'}: ")
+
+
+def test_average_precision_of_three_labels_is_refused(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "mine", "classification", metric="ap")
+    assert read_task_folders(folder)[0].metadata.main_score == "ap"
+    for name in ("train.jsonl", "test.jsonl"):
+        more = [{"text": text, "label": "cows"} for text in ("moo", "low")]
+        write_json_lines(folder / name, [*LABELLED, *more])
+    with pytest.raises(DataError, match="ap is for two labels, and there are 3"):
+        read_task_folders(folder)
 
 
 def test_a_folder_of_folders_is_read_in_order(tmp_path: Path) -> None:
