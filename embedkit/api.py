@@ -20,6 +20,8 @@ from embedkit.evaluation.settings import (
     ComparisonFormat,
     ComparisonSettings,
     EvaluationSettings,
+    FailuresFormat,
+    FailuresSettings,
     PerplexitySettings,
 )
 from embedkit.mining.settings import MiningSettings
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from embedkit.evaluation.comparing.comparison import compare
     from embedkit.evaluation.comparing.formatting import format_comparison
     from embedkit.evaluation.evaluate import estimate, evaluate
+    from embedkit.evaluation.failures.changes import failures
+    from embedkit.evaluation.failures.formatting import format_failures
     from embedkit.evaluation.mteb.task_selection import write_held_out_tasks
     from embedkit.evaluation.perplexity.pseudo_perplexity import evaluate_perplexity
     from embedkit.evaluation.summary import EvaluationInterrupted
@@ -62,6 +66,8 @@ _HOMES = {
     "format_comparison": "evaluation.comparing.formatting",
     "estimate": "evaluation.evaluate",
     "evaluate": "evaluation.evaluate",
+    "failures": "evaluation.failures.changes",
+    "format_failures": "evaluation.failures.formatting",
     "evaluate_perplexity": "evaluation.perplexity.pseudo_perplexity",
     "write_held_out_tasks": "evaluation.mteb.task_selection",
     "sampling_shares": "finetuning.mixture",

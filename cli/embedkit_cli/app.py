@@ -20,6 +20,7 @@ from embedkit_cli.command_line import Commands
 from embedkit_cli.compare import compare
 from embedkit_cli.evaluate import eval_mteb
 from embedkit_cli.export import export
+from embedkit_cli.failures import failures
 from embedkit_cli.interruption import print_how_to_resume
 from embedkit_cli.mine import mine
 from embedkit_cli.options import Overrides, RecipeName, is_main
@@ -133,7 +134,7 @@ def finetune(
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(mine, cluster, eval_mteb, eval_perplexity, compare, export),
+    *(mine, cluster, eval_mteb, eval_perplexity, compare, failures, export),
     *(recipes.show, recipes.batch, recipes.explain, recipes.schema),
 )
 for command in _COMMANDS:

@@ -10,6 +10,7 @@ from embedkit.config import Section, from_arguments
 from embedkit.recipe import Dtype, DtypeSettings, ScoringSettings
 
 ComparisonFormat = Literal["text", "csv", "latex", "markdown"]
+FailuresFormat = Literal["text", "csv", "json"]
 
 
 class EvaluationSettings(ScoringSettings):
@@ -122,3 +123,25 @@ class ComparisonOptions(TypedDict, total=False):
     group: Sequence[str]
     tasks: bool
     paper: bool
+
+
+class FailuresSettings(Section):
+    """Settings of listing the queries that two evaluations answer differently."""
+
+    task: tuple[str, ...] = Field(default=(), strict=False, examples=["NAME"])
+    """Only this task's queries are listed; by default those of all retrieval and reranking tasks
+    that both runs have. May be repeated."""
+    limit: PositiveInt = 5
+    """At most this many queries won and as many lost are listed for each task, those whose scores
+    differ most first."""
+    data_dir: Path | None = Field(default=None, strict=False)
+    """Texts of mteb's tasks are read from this mirror of hub repositories; by default from where
+    the first run read them."""
+
+
+class FailuresOptions(TypedDict, total=False):
+    """The types of ``FailuresSettings`` as keyword arguments, for type checkers and editors."""
+
+    task: Sequence[str]
+    limit: int
+    data_dir: str | Path | None

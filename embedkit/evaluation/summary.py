@@ -53,6 +53,8 @@ class TaskScore:
     """Version of mteb that measured the score; several are joined by commas."""
     dtype: str = "not recorded"
     """Precision of the model, such as ``float16``."""
+    max_tokens: int | None = None
+    """Length at which the model cuts texts; earlier versions did not record it."""
     queries: Mapping[str, str] = field(default_factory=dict)
     """File of the result of each query by task or part, relative to the folder of the summary.
     Tasks that are neither retrieval nor reranking have none; earlier versions wrote none."""

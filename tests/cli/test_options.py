@@ -28,7 +28,12 @@ import embedkit
 from embedkit.clustering.settings import ClusteringOptions
 from embedkit.config import Section
 from embedkit.errors import ArgumentError
-from embedkit.evaluation.settings import ComparisonOptions, EvaluationOptions, PerplexityOptions
+from embedkit.evaluation.settings import (
+    ComparisonOptions,
+    EvaluationOptions,
+    FailuresOptions,
+    PerplexityOptions,
+)
 from embedkit.mining.settings import MiningOptions
 
 COMMANDS: dict[str, tuple[type[Section], type]] = {
@@ -37,12 +42,14 @@ COMMANDS: dict[str, tuple[type[Section], type]] = {
     "eval-mteb": (embedkit.EvaluationSettings, EvaluationOptions),
     "eval-perplexity": (embedkit.PerplexitySettings, PerplexityOptions),
     "compare": (embedkit.ComparisonSettings, ComparisonOptions),
+    "failures": (embedkit.FailuresSettings, FailuresOptions),
 }
 WIDER = {
     "instructions": str | Path | None,
     "data_dir": str | Path | None,
     "lengths": "Sequence[int] | str",
     "group": "Sequence[str]",
+    "task": "Sequence[str]",
 }
 """Arguments that may also be given in a form that the settings turn into their own."""
 

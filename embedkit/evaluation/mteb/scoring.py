@@ -200,6 +200,7 @@ class _Scorer:
             prompt_origin=origin,
             mteb_version=result.mteb_version or "not recorded",
             dtype=self.dtype,
+            max_tokens=self.wrapped.facts.max_tokens,
             queries=_named(metadata.name, of_queries, self.cache.cache_path),
             folders=_named(metadata.name, Path(metadata.dataset["path"]), self.cache.cache_path),
         )
@@ -252,6 +253,7 @@ class _Scorer:
             splits=tuple(task.eval_splits),
             parts={part.name: part.score for part in parts},
             contexts={name: facts for part in parts for name, facts in part.contexts.items()},
+            max_tokens=self.wrapped.facts.max_tokens,
             queries={name: file for part in parts for name, file in part.queries.items()},
             folders={name: path for part in parts for name, path in part.folders.items()},
             prompt_origin=max((part.prompt_origin for part in parts), key=get_args(Origin).index),

@@ -1,0 +1,150 @@
+import csv
+import io
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from embedkit_cli.app import main
+from sentence_transformers import SentenceTransformer
+from support.encoders import Encoder
+from support.task_folders import DOCUMENTS, QUERIES, write_task
+
+from embedkit.errors import UserError
+from embedkit.evaluation.failures.changes import failures
+from embedkit.evaluation.failures.formatting import format_failures
+from embedkit.evaluation.mteb.scoring import evaluate
+from embedkit.evaluation.summary import Summary
+from embedkit.evaluation.task_folders.reading import read_task_folders
+
+
+@pytest.fixture(scope="module")
+def made(
+    tmp_path_factory: pytest.TempPathFactory,
+    minilm_model: SentenceTransformer,
+    noise_model: SentenceTransformer,
+) -> Path:
+    """Evaluations of a random model and of MiniLM on tasks of three types."""
+    folder = tmp_path_factory.mktemp("failures")
+    for type_ in ("retrieval", "reranking", "sts"):
+        write_task(folder / "tasks" / f"my_{type_}", type_)
+    tasks = read_task_folders(folder / "tasks")
+    for name, model in (("noise", noise_model), ("minilm", minilm_model)):
+        evaluate(Encoder(model, name), tasks, folder / name)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy that has been moved as a whole, and may be changed."""
+    return shutil.copytree(made, tmp_path / "moved")
+
+
+def test_queries_won_have_their_texts_and_documents(folder: Path) -> None:
+    found = failures(folder / "noise", folder / "minilm", limit=10)
+    assert (found.first, found.second, found.notes) == ("noise", "minilm", ())
+    assert [task.task.task for task in found.tasks] == ["my_reranking", "my_retrieval"]
+    retrieval = found.tasks[1]
+    assert retrieval.won >= 2
+    assert len(retrieval.changes) == retrieval.won + retrieval.lost
+    for change in retrieval.changes:
+        text, answer = QUERIES[change.key[3]]
+        assert change.key[:3] == ("my_retrieval", "test", "default")
+        assert change.query == text
+        assert [document.id for document in change.relevant] == [answer]
+        assert change.relevant[0].text == (
+            f"Cats {DOCUMENTS[0]}" if answer == "d0" else DOCUMENTS[int(answer[1:])]
+        )
+        assert change.outcome == "won"
+        before, after = change.ranks
+        assert before is not None
+        assert after is not None
+        assert before > after
+        assert len(change.front) == min(before - 1, 10)
+        assert all(document.text for document in change.front)
+    gains = [change.gain for change in retrieval.changes]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_the_other_way_round_what_was_won_is_lost(folder: Path) -> None:
+    (won,) = failures(folder / "noise", folder / "minilm", task=["my_retrieval"]).tasks
+    (lost,) = failures(folder / "minilm", folder / "noise", task=["my_retrieval"]).tasks
+    assert (won.won, won.lost) == (lost.lost, lost.won)
+    assert [change.key for change in lost.changes] == [change.key for change in won.changes]
+    assert [change.front for change in lost.changes] == [change.front for change in won.changes]
+    assert won.looks == {"won": lost.looks["lost"], "lost": {}}
+
+
+def test_the_limit_shortens_the_list_and_not_the_counts(folder: Path) -> None:
+    (whole,) = failures(folder / "noise", folder / "minilm", task=["my_retrieval"]).tasks
+    (short,) = failures(folder / "noise", folder / "minilm", task=["my_retrieval"], limit=1).tasks
+    assert short.changes == whole.changes[:1]
+    assert (short.won, short.looks) == (whole.won, whole.looks)
+
+
+@pytest.mark.parametrize("what", ["gone", "changed"])
+def test_without_the_data_there_are_ids(what: str, folder: Path) -> None:
+    if what == "gone":
+        shutil.rmtree(folder / "tasks")
+    else:
+        with (folder / "tasks" / "my_retrieval" / "queries.jsonl").open("a") as file:
+            file.write('{"_id": "q9", "text": "new"}\n')
+    (task,) = (found := failures(folder / "noise", folder / "minilm", task=["my_retrieval"])).tasks
+    reason = "no such folder" if what == "gone" else "the data have changed since they were"
+    assert len(found.notes) == 1
+    assert found.notes[0].startswith("my_retrieval: ids without texts, since its data cannot")
+    assert reason in found.notes[0]
+    change = task.changes[0]
+    assert (change.query, change.looks) == (None, ())
+    assert change.front[0].id
+    assert change.front[0].text is None
+    assert "in front: d" in format_failures(found)
+
+
+def test_every_format_has_the_queries(folder: Path) -> None:
+    found = failures(folder / "noise", folder / "minilm", task=["my_retrieval"], limit=9)
+    change = found.tasks[0].changes[0]
+    text = format_failures(found)
+    assert f"won: {change.key[3]}  {change.query}" in text
+    assert f"score {change.scores[0]:.1f} -> {change.scores[1]:.1f}" in text
+    first, *_ = rows = list(csv.DictReader(io.StringIO(format_failures(found, "csv"))))
+    assert len(rows) == len(found.tasks[0].changes)
+    assert (first["query"], first["query_text"]) == (change.key[3], change.query)
+    assert json.loads(first["front"]) == [document.id for document in change.front]
+    whole = json.loads(format_failures(found, "json"))
+    assert whole["tasks"][0]["changes"][0]["query"] == change.query
+
+
+def test_old_results_are_named_and_refused_if_there_are_no_others(folder: Path) -> None:
+    path = folder / "noise" / "summary.json"
+    read = Summary.read(path)
+    old = replace(read.scores["my_retrieval"], queries={})
+    replace(read, scores={**read.scores, "my_retrieval": old}).write(path)
+    found = failures(folder / "noise", folder / "minilm")
+    assert [task.task.task for task in found.tasks] == ["my_reranking"]
+    assert found.notes == (
+        "Left out, since some run has no results of the same single queries, which earlier "
+        "versions did not keep: my_retrieval",
+    )
+    with pytest.raises(UserError, match=r"noise, minilm: the runs have no results of the same"):
+        failures(folder / "noise", folder / "minilm", task=["my_retrieval"])
+
+
+def test_an_unknown_task_is_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match="--task other: both runs have scores of my_reranking"):
+        failures(folder / "noise", folder / "minilm", task=["other"])
+
+
+def test_the_command_prints_the_list(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["failures", str(folder / "noise"), str(folder / "minilm"), "--task", "my_retrieval"]
+    monkeypatch.setattr(sys, "argv", ["embedkit", *words, "--limit", "1"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("my_retrieval: ndcg_at_10 ")
+    assert printed.count("    score ") == 1
