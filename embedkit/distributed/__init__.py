@@ -2,6 +2,7 @@
 
 # mypy: implicit-reexport
 # ruff: noqa: F401
+from embedkit.distributed.leading import Part, RankFailedError, lead, together
 from embedkit.distributed.ranks import (
     PATIENCE,
     any_rank,

@@ -8,13 +8,14 @@ from typing import Any, Unpack
 from rich.console import Console
 
 from embedkit.config import from_arguments
+from embedkit.data.exact_search import ExactSearch
 from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import DataError
 from embedkit.mining.audit import Audit, inspect
 from embedkit.mining.candidates import find_candidates, recall
 from embedkit.mining.corpus import Exclusions, open_corpus
 from embedkit.mining.mined_source import RECORD, OutputFolder, write_manifest, write_pairs
-from embedkit.mining.search import ExactSearch, IvfSearch, faiss_best, load_faiss, torch_best
+from embedkit.mining.search import IvfSearch, faiss_best, load_faiss, torch_best
 from embedkit.mining.settings import MiningOptions, MiningSettings
 from embedkit.mining.stored_vectors import stored_vectors
 from embedkit.models.embedder import Embedder

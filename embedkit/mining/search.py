@@ -3,7 +3,7 @@
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from embedkit import rng
+from embedkit.data.exact_search import Best, ExactSearch, best_by, dot_products, ordered
 from embedkit.distributed.progress import track_progress
 from embedkit.errors import UserError
 from embedkit.mining.corpus import Ids
@@ -22,13 +23,6 @@ from embedkit.mining.settings import MiningSettings
 from embedkit.storage.atomic import written_aside
 
 Scores = NDArray[np.float32]
-Best = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-"""Function of queries ``(q, D)``, documents ``(n, D)`` and k: the k best scores and their places,
-both ``(q, k)``."""
-
-_SCORES = {"cpu": 2**25, "cuda": 2**28}
-_VALUES = _SCORES.copy()
-"""Numbers of fp32 scores, and of values of documents' vectors, that exist at a time."""
 _TRAINED_ON = 40
 """Number of vectors that each list's centre is learned from; faiss warns below 39."""
 _BLOCK_BYTES = 2**28
@@ -37,41 +31,8 @@ _GPU_COUNT = 2048
 """Largest number of documents that faiss finds for a query on a GPU."""
 
 
-class ExactSearch:
-    """Exact search that walks over the documents block by block and keeps the best so far.
-
-    Shapes: vectors of the documents ``(N, D)``, memory-mapped. Scores are computed in fp32.
-    """
-
-    def __init__(self, vectors: NDArray[Any], device: torch.device, best: Best) -> None:
-        self._vectors, self._device, self._best = vectors, device, best
-
-    def top(self, queries: Scores, count: int) -> tuple[Scores, Ids]:
-        """Return the best documents of each query, best first.
-
-        Shapes: queries ``(q, D)`` -> scores and numbers ``(q, count)``; where fewer were found,
-        the numbers end in -1.
-        """
-        wanted = torch.from_numpy(queries).to(self._device)
-        scores = wanted.new_empty(len(queries), 0)
-        numbers = torch.empty(len(queries), 0, dtype=torch.int64, device=self._device)
-        device, width = self._device.type, self._vectors.shape[1]
-        step = max(1, min(_SCORES[device] // max(len(queries), 1), _VALUES[device] // width))
-        for start in range(0, len(self._vectors), step):
-            block = self._vectors[start : start + step].astype(np.float32)
-            documents = torch.from_numpy(block).to(self._device)
-            block_scores, places = self._best(wanted, documents, min(count, len(documents)))
-            scores = torch.cat([scores, block_scores], dim=1)
-            numbers = torch.cat([numbers, places + start], dim=1)
-            scores, kept = scores.topk(min(count, scores.shape[1]), dim=1)
-            numbers = numbers.gather(1, kept)
-        return _ordered(scores.cpu().numpy(), numbers.cpu().numpy(), count)
-
-
-def torch_best(queries: Tensor, documents: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Find the best documents of a block by a matrix product and a partial sort."""
-    best = (queries @ documents.T).topk(count, dim=1)
-    return best.values, best.indices
+torch_best = best_by(dot_products)
+"""Search of a block by a matrix product and a partial sort."""
 
 
 def load_faiss() -> Any:
@@ -141,7 +102,8 @@ class IvfSearch:
         """Return documents of each query as ``ExactSearch.top`` does."""
         most = _GPU_COUNT if self._gpu else count
         scores, numbers = self._index.search(queries, min(count, most, len(self._vectors)))
-        return _ordered(scores, numbers, count)
+        found = ordered(torch.from_numpy(scores), torch.from_numpy(numbers), count)
+        return found[0].numpy(), found[1].numpy()
 
     def _build(self, whole: Path, folder: Path, seed: int, console: Console) -> None:
         from faiss.contrib.ondisk import merge_ondisk
@@ -201,14 +163,3 @@ def _stdout_to_stderr() -> Iterator[None]:
 
 def _on_gpu(faiss: Any, device: torch.device) -> bool:
     return device.type == "cuda" and getattr(faiss, "get_num_gpus", int)() > 0
-
-
-def _ordered(scores: Scores, numbers: Ids, count: int) -> tuple[Scores, Ids]:
-    """Return ``count`` columns, best first, equal scores by number; what was not found is -1."""
-    scores = np.where(numbers < 0, np.float32(-np.inf), scores)
-    order = np.lexsort((numbers, -scores), axis=1)
-    lacking = ((0, 0), (0, count - scores.shape[1]))
-    return (
-        np.pad(np.take_along_axis(scores, order, 1), lacking, constant_values=-np.inf),
-        np.pad(np.take_along_axis(numbers, order, 1), lacking, constant_values=-1),
-    )

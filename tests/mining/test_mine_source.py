@@ -16,6 +16,7 @@ from sentence_transformers.util import mine_hard_negatives
 
 import embedkit
 from embedkit import load
+from embedkit.data.exact_search import ExactSearch
 from embedkit.data.manifests.manifest import load_manifest
 from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import DataError, UserError
@@ -23,7 +24,7 @@ from embedkit.mining import candidates
 from embedkit.mining.audit import Audit, inspect
 from embedkit.mining.corpus import Ids
 from embedkit.mining.mine_source import mine
-from embedkit.mining.search import ExactSearch, Scores
+from embedkit.mining.search import Scores
 from embedkit.mining.settings import SearchKind
 from embedkit.models.embedding_model import EmbeddingModel
 

@@ -8,69 +8,22 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from torch import Tensor
+from support.searches import assert_best, unit
 
+from embedkit.data import exact_search
+from embedkit.data.exact_search import ExactSearch
 from embedkit.mining import search
-from embedkit.mining.search import ExactSearch, IvfSearch, Search, faiss_best, torch_best
+from embedkit.mining.search import IvfSearch, faiss_best, torch_best
 from embedkit.mining.settings import MiningSettings
 
 CPU = torch.device("cpu")
 QUIET = Console(file=io.StringIO())
 
 
-def unit(rows: int, width: int = 8, seed: int = 0) -> NDArray[np.float32]:
-    vectors = np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-
-def assert_best(found: Search, queries: NDArray[Any], documents: NDArray[Any], count: int) -> None:
-    """Against a sort of all scores in double precision."""
-    all_scores = queries.astype(np.float64) @ documents.astype(np.float64).T
-    expected = np.argsort(-all_scores, axis=1)[:, :count]
-    scores, numbers = found.top(queries, count)
-    np.testing.assert_array_equal(numbers, expected)
-    np.testing.assert_allclose(scores, np.take_along_axis(all_scores, expected, 1), atol=1e-6)
-
-
-@pytest.mark.parametrize("at_a_time", [1, 100, 2**25])
-@pytest.mark.parametrize("count", [1, 7, 50])
-def test_torch_finds_the_best_however_few_scores_exist_at_a_time(
-    count: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(search._SCORES, "cpu", at_a_time)
-    queries, documents = unit(5, seed=1), unit(50).astype(np.float16)
-    assert_best(ExactSearch(documents, CPU, torch_best), queries, documents, count)
-
-
-def test_a_single_query_reads_few_documents_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(search._VALUES, "cpu", 80)
-    read = []
-
-    def noted(queries: Tensor, documents: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        read.append(len(documents))
-        return torch_best(queries, documents, count)
-
-    queries, documents = unit(1, seed=1), unit(50)
-    assert_best(ExactSearch(documents, CPU, noted), queries, documents, 50)
-    assert read == [10] * 5
-
-
-def test_what_is_not_there_ends_in_minus_one() -> None:
-    scores, numbers = ExactSearch(unit(2), CPU, torch_best).top(unit(3), 4)
-    assert (numbers[:, 2:] == -1).all()
-    assert (numbers[:, :2] >= 0).all()
-    assert np.isneginf(scores[:, 2:]).all()
-
-
-def test_equal_scores_stand_in_the_order_of_the_documents() -> None:
-    same = np.repeat(unit(1), 5, axis=0)
-    assert ExactSearch(same, CPU, torch_best).top(unit(1), 5)[1].tolist() == [[0, 1, 2, 3, 4]]
-
-
 @pytest.mark.parametrize("at_a_time", [100, 2**25])
 def test_flat_faiss_agrees_with_torch(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("faiss")
-    monkeypatch.setitem(search._SCORES, "cpu", at_a_time)
+    monkeypatch.setitem(exact_search._SCORES, "cpu", at_a_time)
     queries, documents = unit(5, seed=1), unit(50)
     flat = ExactSearch(documents, CPU, faiss_best(CPU))
     assert_best(flat, queries, documents, 7)

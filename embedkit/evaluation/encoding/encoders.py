@@ -6,14 +6,13 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from threading import Event
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from embedkit import distributed
 from embedkit.evaluation.encoding.vector_cache import Keys, VectorCache, keys_of
@@ -118,10 +117,6 @@ class Truncated:
         return self._encoder.batches(texts, prompt=prompt)
 
 
-class EncodingFailedError(RuntimeError):
-    """A rank failed to encode its share of texts, so that no rank has all vectors."""
-
-
 class DistributedEncoder:
     """A model whose texts are encoded on all ranks, which take turns in its batches.
 
@@ -135,8 +130,7 @@ class DistributedEncoder:
     """
 
     def __init__(self, model: EmbeddingModel) -> None:
-        # Copies of an encoder share the event, which is set while the other ranks wait for texts.
-        self._model, self._leading = model, Event()
+        self._model = model
         self.name, self.prompts = model.name, model.prompts
         self.default_prompt_name, self.facts = model.default_prompt_name, model.facts
 
@@ -146,27 +140,7 @@ class DistributedEncoder:
 
     def run_on_main(self, work: Callable[[Self], ResultT]) -> ResultT:
         """Call ``work`` on rank 0; return its result, or raise its ``UserError``, on all ranks."""
-
-        def lead() -> ResultT:
-            self._leading.set()
-            try:
-                result = work(self)
-            except Exception:  # A KeyboardInterrupt may come amid a collective: it ends the group.
-                release()
-                raise
-            release()
-            return result
-
-        def release() -> None:
-            self._leading.clear()
-            distributed.on_main(_end)
-
-        if distributed.world_size() == 1:
-            return work(self)
-        while not distributed.is_main() and (request := distributed.on_main(_end)) is not None:
-            with suppress(EncodingFailedError):  # Rank 0 decides what becomes of the failure.
-                self._encode_share(*request)
-        return distributed.on_main(lead)
+        return distributed.lead(lambda: work(self), self, self._model.device)
 
     def encode(
         self, texts: str | Sequence[str], *, prompt: str = "", context: Context | None = None
@@ -177,34 +151,24 @@ class DistributedEncoder:
         """
         if isinstance(texts, str):
             return self.encode([texts], prompt=prompt, context=context)[0]
-        if not self._leading.is_set():
-            return np.asarray(self._model.encode(texts, prompt=prompt, context=context))
-        request = (list(texts), prompt, context)
-        distributed.on_main(lambda: request)
-        return self._encode_share(*request)
+        device, encode = self._model.device, DistributedEncoder._encode_share
+        vectors, rows = distributed.together(encode, self, device, list(texts), prompt, context)
+        return vectors[rows.argsort()].cpu().numpy()
 
     def batches(self, texts: Sequence[str], *, prompt: str = "") -> list[Rows]:
         return self._model.batches(texts, prompt=prompt)
 
     def _encode_share(
-        self, texts: list[str], prompt: str, context: Context | None
-    ) -> NDArray[np.float32]:
-        """Encode this rank's share of the batches, and gather the vectors of all texts."""
-        # Ranks take turns: batches have about as many tokens, those of the longest texts first.
-        batches, ranks = self._model.batches(texts, prompt=prompt), distributed.world_size()
-        none = np.empty(0, np.int64)
-        shares = [np.concatenate([none, *batches[rank::ranks]]) for rank in range(ranks)]
-        mine = [texts[row] for row in shares[distributed.rank()].tolist()]
-        device, error = self._model.device, None
-        try:
-            encoded = np.asarray(self._model.encode(mine, prompt=prompt, context=context))
-            vectors = torch.from_numpy(encoded).to(device)
-        except Exception as failure:  # The other ranks wait for this one.
-            error = failure
-        if distributed.any_rank(error is not None, device):
-            raise EncodingFailedError(str(error or "on another rank")) from error
-        gathered = distributed.gather(vectors)[0].cpu().numpy()
-        return np.asarray(gathered[np.argsort(np.concatenate(shares))])
+        self, part: distributed.Part, texts: list[str], prompt: str, context: Context | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the vectors of every ``ranks``-th batch, and the rows of its texts."""
+        # Batches have about as many tokens, those of the longest texts first.
+        batches = self._model.batches(texts, prompt=prompt)[part.rank :: part.ranks]
+        rows = np.concatenate([np.empty(0, np.int64), *batches])
+        mine = [texts[row] for row in rows.tolist()]
+        vectors = np.asarray(self._model.encode(mine, prompt=prompt, context=context))
+        device = self._model.device
+        return torch.from_numpy(vectors).to(device), torch.from_numpy(rows).to(device)
 
 
 def _rounds(batches: Sequence[Rows], tokens: Rows) -> list[Rows]:
@@ -226,8 +190,3 @@ def _keys_within(batches: Sequence[Rows], texts: Sequence[str]) -> Keys:
         digest = hashlib.blake2b(keys[rows].tobytes(), digest_size=16).digest()
         keys[rows] ^= np.frombuffer(digest, np.uint64)
     return keys
-
-
-def _end() -> Any:
-    """Return the request that ends the loop of the other ranks."""
-    return None

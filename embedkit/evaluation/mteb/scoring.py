@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from sentence_transformers.util import SimilarityFunction
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.encoders import TextEncoder
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
+from embedkit.evaluation.mteb.corpus_search import CorpusSearch
 from embedkit.evaluation.mteb.instructions import NO_INSTRUCTIONS, Instructions
 from embedkit.evaluation.mteb.mirror import with_local_data
 from embedkit.evaluation.mteb.published_results import PublishedResults
@@ -170,7 +171,7 @@ class _Scorer:
         # The bar would be mteb's; the batch size is only how many texts its loader hands over.
         with recorded_queries(task, of_queries):
             results = mteb.evaluate(
-                model,
+                CorpusSearch(model),
                 task,
                 cache=self.cache,
                 co2_tracker=False,
@@ -280,9 +281,12 @@ class _MtebEncoder:
         )
 
     def encode(self, inputs: Any, *, prompt_type: PromptType | None = None, **_: Any) -> np.ndarray:
+        return self.embed([text for batch in inputs for text in batch["text"]], prompt_type)
+
+    def embed(self, texts: Iterable[str], prompt_type: PromptType | None) -> np.ndarray:
         """Embed each distinct text once, since 98 % of MindSmallReranking's queries are repeats."""
         row_of: dict[str, int] = {}
-        rows = [row_of.setdefault(text, len(row_of)) for batch in inputs for text in batch["text"]]
+        rows = [row_of.setdefault(text, len(row_of)) for text in texts]
         prompt = self._prompts[prompt_type.value if prompt_type else "text"]
         vectors = self._encoder.encode(list(row_of), prompt=prompt)
         return vectors if len(row_of) == len(rows) else vectors[rows]

@@ -20,6 +20,8 @@ from embedkit.errors import DataError
 _CHUNK = 50_000
 """Number of texts in memory at a time."""
 
+_DOCUMENT = ("title", "text")
+
 _Table = tuple[str, Dataset, tuple[str, ...]]
 """A side (query, document or text), rows, and their columns; a text joins all columns of a row."""
 
@@ -72,6 +74,11 @@ def corpus_of(task: AbsTask) -> Sequence[str]:
     return cast(Sequence[str], joined[columns[-1]])
 
 
+def documents_of(corpus: Dataset) -> list[str]:
+    """Return the text of each document, with its title, as mteb hands it to a model."""
+    return _texts(_select(corpus, _DOCUMENT)[:], _DOCUMENT)
+
+
 def published(task: AbsTask) -> list[TextStatistics]:
     """Return mteb's own statistics of a task's texts, which need no data.
 
@@ -112,7 +119,7 @@ def _tables(task: AbsTask) -> Iterator[_Table]:
             ids = enumerate(data["queries"]["id"])
             judged = [row for row, id_ in ids if id_ in data["relevant_docs"]]
             yield "query", data["queries"].select(judged), ("text", "instruction")
-            yield "document", data["corpus"], ("title", "text")
+            yield "document", data["corpus"], _DOCUMENT
             continue
         columns: tuple[Any, ...]
         if isinstance(task, AbsTaskClassification):

@@ -20,7 +20,6 @@ from embedkit.evaluation.encoding import encoders
 from embedkit.evaluation.encoding.encoders import (
     CachedEncoder,
     DistributedEncoder,
-    EncodingFailedError,
     TextEncoder,
     Truncated,
 )
@@ -301,7 +300,7 @@ def fail_on_one_rank(model: Path) -> None:
     embedder.train()
     outcomes = DistributedEncoder(embedder).run_on_main(try_twice)
     assert embedder.training
-    assert outcomes == ["EncodingFailedError", "(1, 32)", "(32,)"]
+    assert outcomes == ["RankFailedError", "(1, 32)", "(32,)"]
 
 
 def stumble(module: torch.nn.Module, arguments: tuple[object, ...]) -> None:
@@ -314,6 +313,6 @@ def try_twice(encoder: TextEncoder) -> list[str]:
     for texts in (["one", "two"], ["one"], "one"):
         try:
             outcomes.append(str(encoder.encode(texts).shape))
-        except EncodingFailedError as error:
+        except distributed.RankFailedError as error:
             outcomes.append(type(error).__name__)
     return outcomes

@@ -1,0 +1,95 @@
+"""Work that rank 0 leads: the other ranks wait, and take their share in what it asks for."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from embedkit.distributed.ranks import any_rank, gather, is_main, on_main, rank, world_size
+
+ResultT = TypeVar("ResultT")
+
+
+class Part(NamedTuple):
+    """Which share of a work is a rank's: number ``rank`` of ``ranks`` shares."""
+
+    rank: int
+    ranks: int
+
+
+Work = Callable[..., tuple[Tensor, ...]]
+"""Function of a rank's own object, its ``Part`` and further arguments, pickled by its name. It
+returns this rank's rows of one or several tensors, which are all on one device."""
+
+
+class RankFailedError(RuntimeError):
+    """A rank failed in its share of a work, so that no rank has the whole."""
+
+
+_leading = Event()
+"""Set on rank 0 while the other ranks wait for work."""
+
+
+def lead(work: Callable[[], ResultT], own: Any, device: torch.device) -> ResultT:
+    """Call ``work`` on rank 0; return its result, or raise its ``UserError``, on all ranks.
+
+    Meanwhile the other ranks take their share of each ``together`` in ``work``. ``own`` is this
+    rank's object, which the functions get, and ``device`` is where its tensors are.
+    """
+
+    def led() -> ResultT:
+        _leading.set()
+        try:
+            result = work()
+        except Exception:  # A KeyboardInterrupt may come amid a collective: it ends the group.
+            release()
+            raise
+        release()
+        return result
+
+    def release() -> None:
+        _leading.clear()
+        on_main(_end)
+
+    if world_size() == 1:
+        return work()
+    while not is_main() and (request := on_main(_end)) is not None:
+        with suppress(RankFailedError):  # Rank 0 decides what becomes of the failure.
+            function, arguments = request
+            _take_share(function, own, device, arguments)
+    return on_main(led)
+
+
+def together(function: Work, own: Any, device: torch.device, *arguments: Any) -> tuple[Tensor, ...]:
+    """Call a function on all ranks, and return its rows of all ranks in the order of the ranks.
+
+    Outside of ``lead`` this rank does the work alone.
+
+    Raises:
+        RankFailedError: a rank failed.
+    """
+    if not _leading.is_set():
+        return function(own, Part(0, 1), *arguments)
+    on_main(lambda: (function, arguments))
+    return _take_share(function, own, device, arguments)
+
+
+def _take_share(
+    function: Work, own: Any, device: torch.device, arguments: tuple[Any, ...]
+) -> tuple[Tensor, ...]:
+    error: Exception | None = None
+    try:
+        rows = function(own, Part(rank(), world_size()), *arguments)
+    except Exception as failure:  # The other ranks wait for this one.
+        error = failure
+    if any_rank(error is not None, device):
+        raise RankFailedError(str(error or "on another rank")) from error
+    return tuple(gather(each)[0] for each in rows)
+
+
+def _end() -> Any:
+    """Return the request that ends the loop of the other ranks."""
+    return None
