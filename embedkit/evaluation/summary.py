@@ -55,6 +55,8 @@ class TaskScore:
     """Precision of the model, such as ``float16``."""
     max_tokens: int | None = None
     """Length at which the model cuts texts; earlier versions did not record it."""
+    datasets: Mapping[str, str] = field(default_factory=dict)
+    """Hub id of the data by task or part, or the name of a task folder."""
     queries: Mapping[str, str] = field(default_factory=dict)
     """File of the result of each query by task or part, relative to the folder of the summary.
     Tasks that are neither retrieval nor reranking have none; earlier versions wrote none."""

@@ -3,6 +3,7 @@
 import json
 
 from embedkit.evaluation.summary import Summary, as_text, comparison
+from embedkit.finetuning.card_metadata import front_matter
 from embedkit.finetuning.mixture import Mixture
 from embedkit.finetuning.model import undecided_sides
 from embedkit.models.embedding_model import EmbeddingModel
@@ -52,12 +53,7 @@ front of which it reads what the first encoder makes of {slots} documents of the
 
 _CARD = """\
 ---
-library_name: sentence-transformers
-pipeline_tag: sentence-similarity
-base_model: {base}
-tags:
-- sentence-transformers
-- embedkit
+{metadata}
 ---
 
 # {title}
@@ -109,6 +105,7 @@ def model_card(
         table = comparison(before, after) if before else after.table()
         scores = f"\n## Scores\n\n```\n{as_text(table).rstrip()}\n```\n"
     return _CARD.format(
+        metadata=front_matter(model.name, recipe.model, after),
         base=recipe.model,
         title=model.name,
         width=model.width,

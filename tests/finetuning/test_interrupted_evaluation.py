@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 from support.mteb_tasks import two_sts_tasks
 from support.small_runs import STEPS, metrics_of, state_of
 
@@ -60,4 +61,6 @@ def test_a_run_stops_between_the_tasks_of_an_evaluation_and_resumes_there(
             n: s.score for n, s in whole.scores.items()
         }
         assert found.coverage == "2 of 2 tasks"
-    assert "money" in (run / "model" / "README.md").read_text()
+    results = ModelCard.load(run / "model" / "README.md").data.eval_results
+    scores = {name: round(100 * score.score, 4) for name, score in found.scores.items()}
+    assert {result.dataset_name: result.metric_value for result in results} == scores

@@ -133,15 +133,17 @@ class _Scorer:
         """Score a task, and publish its result."""
         if isinstance(task, AbsTaskAggregate):
             return self._score_parts(task)
+        is_folder = hasattr(task, "own_prompts")
+        dataset = task.metadata.name if is_folder else str(task.metadata.dataset["path"])
         task = with_local_data(task, self.data_dir)
         loaded = task.data_loaded
         try:
-            return self._score(task)
+            return self._score(task, dataset)
         finally:
             if task.data_loaded and not loaded:
                 task.unload_data()
 
-    def _score(self, task: AbsTask) -> tuple[TaskScore, TaskResult]:
+    def _score(self, task: AbsTask, dataset: str) -> tuple[TaskScore, TaskResult]:
         metadata = task.metadata
         prompts, origin = resolve_prompts(
             task,
@@ -190,9 +192,8 @@ class _Scorer:
             name=metadata.name,
             type=str(metadata.type),
             metric=metadata.main_score,
-            score=round(
-                main_score, 6
-            ),  # As in mteb's files, so that a kept score equals a fresh one.
+            # As in mteb's files, so that a kept score equals a fresh one.
+            score=round(main_score, 6),
             prompts=prompts,
             seconds=result.evaluation_time,
             revision=metadata.revision,
@@ -202,6 +203,7 @@ class _Scorer:
             mteb_version=result.mteb_version or "not recorded",
             dtype=self.dtype,
             max_tokens=self.wrapped.facts.max_tokens,
+            datasets={metadata.name: dataset},
             queries=_named(metadata.name, of_queries, self.cache.cache_path),
             folders=_named(metadata.name, Path(metadata.dataset["path"]), self.cache.cache_path),
         )
@@ -255,6 +257,7 @@ class _Scorer:
             parts={part.name: part.score for part in parts},
             contexts={name: facts for part in parts for name, facts in part.contexts.items()},
             max_tokens=self.wrapped.facts.max_tokens,
+            datasets={name: id_ for part in parts for name, id_ in part.datasets.items()},
             queries={name: file for part in parts for name, file in part.queries.items()},
             folders={name: path for part in parts for name, path in part.folders.items()},
             prompt_origin=max((part.prompt_origin for part in parts), key=get_args(Origin).index),

@@ -1,0 +1,71 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from embedkit.evaluation.summary import Summary, TaskScore
+from embedkit.finetuning.card_metadata import front_matter
+
+
+def scored(name: str, type_: str, score: float, **more: Any) -> TaskScore:
+    return TaskScore(name, type_, "metric", score, {}, 1.0, "revision", ("test",), **more)
+
+
+def parsed(scores: Summary | None, base: str = "owner/base") -> ModelCardData:
+    metadata = front_matter("mine: a 'name'", base, scores)
+    data = ModelCard(f"---\n{metadata}\n---\n\n# text\n").data
+    assert isinstance(data, ModelCardData)
+    return data
+
+
+def test_the_hub_reads_the_scores_of_a_card() -> None:
+    parts = {"CQADupstackAndroidRetrieval": 0.3, "CQADupstackEnglishRetrieval": 0.5}
+    datasets = dict(
+        zip(parts, ("mteb/cqadupstack-android", "mteb/cqadupstack-english"), strict=True)
+    )
+    scores = {
+        "STS12": scored("STS12", "STS", 0.731234567, datasets={"STS12": "mteb/sts12-sts"}),
+        "own": scored("own", "STS", 0.5, datasets={"own": "own"}),
+        "CQADupstackRetrieval": scored(
+            "CQADupstackRetrieval", "Retrieval", 0.4, parts=parts, datasets=datasets
+        ),
+        "of an earlier version": scored("of an earlier version", "STS", 0.5),
+    }
+    types = {name: score.type for name, score in scores.items()}
+    data = parsed(Summary("m", "i", "float32", types, scores, {"BIOSSES": "OSError"}, {}))
+    assert data.model_name == "mine: a 'name'"
+    assert data.eval_results is not None
+    found = {result.dataset_name: result for result in data.eval_results}
+    assert found["MTEB STS12"] == EvalResult(
+        task_type="STS",
+        dataset_type="mteb/sts12-sts",
+        dataset_name="MTEB STS12",
+        dataset_split="test",
+        dataset_revision="revision",
+        metric_type="metric",
+        metric_value=73.1235,
+    )
+    assert found["own"].dataset_type == "own"
+    for name, score in parts.items():
+        assert found[f"MTEB {name}"].dataset_type == datasets[name]
+        assert found[f"MTEB {name}"].metric_value == pytest.approx(100 * score)
+    assert len(found) == 4
+
+
+def test_a_card_without_scores_has_no_index() -> None:
+    data = parsed(None)
+    assert data.eval_results is None
+    assert data.tags == ["sentence-transformers", "embedkit"]
+    assert data.pipeline_tag == "sentence-similarity"
+
+
+@pytest.mark.parametrize(("base", "kept"), [("owner/base", True), ("starter", False)])
+def test_only_a_hub_id_is_named_as_the_base(base: str, kept: bool) -> None:
+    assert parsed(None, base).base_model == (base if kept else None)
+
+
+def test_a_folder_is_not_named_as_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "mlm").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert parsed(None, "runs/mlm").base_model is None
