@@ -6,6 +6,7 @@ from pathlib import Path
 from mteb.abstasks.abstask import AbsTask
 from mteb.abstasks.aggregate_task_metadata import AggregateTaskMetadata
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
+from mteb.abstasks.task_metadata import TaskType
 from support.task_folders import ANIMALS, MONEY, write_json_lines, write_task
 
 from embedkit.evaluation.task_folders.reading import read_task_folders
@@ -23,14 +24,19 @@ def two_sts_tasks(folder: Path) -> list[AbsTask]:
     return read_task_folders(folder)
 
 
-def mean_of(name: str, tasks: Sequence[AbsTask]) -> AbsTask:
+def mean_of(
+    name: str,
+    tasks: Sequence[AbsTask],
+    type_: TaskType = "STS",
+    main_score: str = "cosine_spearman",
+) -> AbsTask:
     """An aggregate, as CQADupstackRetrieval is."""
     metadata = AggregateTaskMetadata(
         name=name,
         description="a mean",
         tasks=list(tasks),
-        main_score="cosine_spearman",
-        type="STS",
+        main_score=main_score,
+        type=type_,
         eval_splits=["test"],
     )
     made: AbsTask = type(name, (AbsTaskAggregate,), {"metadata": metadata})()

@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 from embedkit_cli.app import main
 from sentence_transformers import SentenceTransformer
+from support.contextual_tasks import tiny_contextual
 from support.encoders import Encoder
+from support.mteb_tasks import mean_of
 from support.task_folders import DOCUMENTS, QUERIES, write_task
 
 from embedkit.errors import UserError
+from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.failures.changes import failures
 from embedkit.evaluation.failures.formatting import format_failures
 from embedkit.evaluation.mteb.scoring import evaluate
+from embedkit.evaluation.mteb.task_selection import select_tasks
 from embedkit.evaluation.summary import Summary
 from embedkit.evaluation.task_folders.reading import read_task_folders
 
@@ -148,3 +152,54 @@ def test_the_command_prints_the_list(
     printed = capsys.readouterr().out
     assert printed.startswith("my_retrieval: ndcg_at_10 ")
     assert printed.count("    score ") == 1
+
+
+def test_texts_of_mteb_s_tasks_come_from_the_mirror(
+    tmp_path: Path,
+    mirror: Path,
+    minilm_model: SentenceTransformer,
+    noise_model: SentenceTransformer,
+) -> None:
+    names = ["ArguAna", "AskUbuntuDupQuestions"]
+    for name, model in (("noise", noise_model), ("minilm", minilm_model)):
+        encoder = Encoder(model, name)
+        evaluate(encoder, select_tasks(None, names), tmp_path / name, data_dir=mirror)
+    found = failures(tmp_path / "noise", tmp_path / "minilm")
+    assert [task.task.task for task in found.tasks] == names
+    assert found.notes == ()
+    changes = [change for task in found.tasks for change in task.changes]
+    assert changes
+    for change in changes:
+        assert change.query in {text for text, _ in QUERIES.values()}
+        assert all(document.text for document in (*change.front, *change.relevant))
+    moved = tmp_path / "moved"
+    shutil.copytree(mirror / "mteb" / "arguana", moved / "mteb" / "arguana")
+    again = failures(tmp_path / "noise", tmp_path / "minilm", task=names[:1], data_dir=moved)
+    assert again.tasks == found.tasks[:1]
+    lost = failures(tmp_path / "noise", tmp_path / "minilm", task=names[1:], data_dir=moved)
+    assert "askubuntudupquestions" in lost.notes[0].lower()
+
+
+def test_the_parts_of_an_aggregate_have_texts_of_their_own(
+    tmp_path: Path, minilm_model: SentenceTransformer, noise_model: SentenceTransformer
+) -> None:
+    for name in ("one", "two"):
+        write_task(tmp_path / "tasks" / name, "retrieval")
+    whole = mean_of("Both", read_task_folders(tmp_path / "tasks"), "Retrieval", "ndcg_at_10")
+    for name, model in (("noise", noise_model), ("minilm", minilm_model)):
+        evaluate(Encoder(model, name), [whole], tmp_path / name)
+    (task,) = failures(tmp_path / "noise", tmp_path / "minilm", limit=20).tasks
+    assert (task.task.task, task.task.queries) == ("Both", 8)
+    assert {change.key[0] for change in task.changes} == {"one", "two"}
+    assert all(change.query == QUERIES[change.key[3]][0] for change in task.changes)
+
+
+def test_contextual_models_have_failures_too(
+    folder: Path, minilm_model: SentenceTransformer
+) -> None:
+    encoder = ContextualEncoder(tiny_contextual())
+    evaluate(encoder, read_task_folders(folder / "tasks"), folder / "contextual")
+    found = failures(folder / "contextual", folder / "minilm", task=["my_retrieval"])
+    (task,) = found.tasks
+    assert task.won > 0
+    assert all(change.query for change in task.changes)
