@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from embedkit_cli.app import app
 from support.mirrors import ONE_OF_EACH_TYPE, write_cqadupstack
+from support.task_folders import write_task
 from typer.testing import CliRunner, Result
 
+from embedkit import api, load_recipe
 from embedkit.evaluation.summary import TYPES, Summary
 
 SCORED = {*ONE_OF_EACH_TYPE, "CQADupstackRetrieval"} - {"CQADupstackGamingRetrieval"}
@@ -58,4 +60,41 @@ def test_a_run_ends_with_the_table_of_the_benchmark_and_so_does_its_export(
         assert (score.score, score.prompts) == (
             after.scores[name].score,
             after.scores[name].prompts,
+        )
+
+
+@pytest.mark.usefixtures("native_bf16")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param([], id="plain"),
+        pytest.param(["evaluation.dtype=fp16"], id="fp16"),
+        pytest.param(["precision=bf16", "evaluation.dtype=fp32"], id="fp32 after bf16"),
+        pytest.param(["lora.rank=2"], id="adapters"),
+        pytest.param(
+            ["objective.kind=contextual", "objective.false_negatives=off", "context.num_context=4"],
+            id="contextual",
+        ),
+    ],
+)
+def test_an_exported_model_has_the_scores_of_its_run_to_the_last_digit(
+    changes: list[str], small_recipe: Path, tmp_path: Path
+) -> None:
+    run, tasks = tmp_path / "run", tmp_path / "tasks"
+    for type_ in ("retrieval", "sts"):
+        write_task(tasks / type_, type_)
+    wanted = [f"evaluation.task_dirs=['{tasks}']", "evaluation.before=false"]
+    settings = ["steps=2", "optim.warmup_steps=0", *wanted, *changes]
+    api.finetune(load_recipe(str(small_recipe), settings), run)
+    after = Summary.read(run / "eval/after/summary.json")
+    again = api.evaluate(
+        run / "model", output=tmp_path / "again", recipe=run / "recipe.toml", cache=False
+    )
+    assert after.scores.keys() == {"retrieval", "sts"}
+    assert (again.identity, again.dtype) == (after.identity, after.dtype)
+    for name, score in again.scores.items():
+        assert (score.score, score.prompts, score.contexts) == (
+            after.scores[name].score,
+            after.scores[name].prompts,
+            after.scores[name].contexts,
         )
