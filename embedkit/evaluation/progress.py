@@ -4,10 +4,11 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-import datasets
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
+from tqdm.std import tqdm
 
 from embedkit.distributed.progress import progress_bar
 
@@ -26,21 +27,33 @@ def progress_of(total: int, console: Console | None = None) -> Progress:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Silence mteb and scikit-learn, and the progress bars of ``datasets``, while mteb runs."""
-    logger, shown = logging.getLogger("mteb"), datasets.is_progress_bar_enabled()
+    """Silence mteb and scikit-learn, and the progress bars of all libraries, while mteb runs."""
+    logger = logging.getLogger("mteb")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
-    datasets.disable_progress_bars()
     try:
-        with warnings.catch_warnings():
+        with _without_bars(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="mteb")
             # A label that is never predicted has no precision, which is no main score.
             warnings.filterwarnings("ignore", module=r"sklearn\.metrics")
             yield
     finally:
         logger.setLevel(level)
-        if shown:
-            datasets.enable_progress_bars()
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Hide all bars of tqdm: mteb has no other switch for some of its own."""
+    initialize = tqdm.__init__
+
+    def hidden(bar: tqdm, *args: Any, **options: Any) -> None:
+        initialize(bar, *args, **{**options, "disable": True})
+
+    tqdm.__init__ = hidden
+    try:
+        yield
+    finally:
+        tqdm.__init__ = initialize
 
 
 def print_line(console: Console, line: str) -> None:

@@ -9,7 +9,8 @@ from mteb.cache import ResultCache
 from sentence_transformers import SentenceTransformer
 from support.encoders import Encoder
 from support.mteb_tasks import mean_of, two_sts_tasks
-from support.task_folders import ANIMALS, MONEY, write_json_lines, write_task
+from support.task_folders import ANIMALS, MONEY, TYPES, write_json_lines, write_task
+from tqdm.auto import tqdm
 
 from embedkit.errors import UserError
 from embedkit.evaluation.mteb.scoring import evaluate
@@ -205,6 +206,23 @@ def test_an_aggregate_is_scored_once_its_failing_part_is_mended(
     assert {text for _, texts in encoder.calls for text in texts} <= set(MONEY)
     assert set(mended.parts) == {"animals", "money"}
     assert mended.score == pytest.approx(sum(mended.parts.values()) / 2)
+
+
+def test_nothing_but_a_line_for_each_task_is_printed(
+    tmp_path: Path, minilm_model: SentenceTransformer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in TYPES:
+        write_task(tmp_path / "tasks" / name, name)
+    tasks = read_task_folders(tmp_path / "tasks")
+    capfd.readouterr()
+    summary = evaluate(Encoder(minilm_model, "m"), tasks, tmp_path / "out")
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    names = [task.metadata.name for task in tasks]
+    assert printed.err.splitlines() == [f"{name}: {summary.outcome(name)}" for name in names]
+    # Afterwards, bars are shown as before.
+    list(tqdm([1], desc="mine"))
+    assert "mine" in capfd.readouterr().err
 
 
 @pytest.mark.slow
