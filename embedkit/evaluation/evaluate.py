@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -63,7 +64,8 @@ def evaluate(
     resolved, settings = _resolved(recipe, tasks, options)
     device = distributed.local_device()
     with StopRequest(at_once=True), distributed.group(device):
-        subject = opened(model, dtype=settings.dtype).to(device)
+        whole = opened(model, dtype=settings.dtype).to(device)
+        subject = _cutting_at(settings.max_tokens, whole)
         out = Path(output)
         return score(
             subject, partial(_select, tasks, resolved, out / "tasks", settings), out, settings
@@ -123,7 +125,8 @@ def estimate(
             give what an option asks for.
     """
     resolved, settings = _resolved(recipe, tasks, options)
-    subject = opened(model, dtype=settings.dtype).to(distributed.local_device())
+    whole = opened(model, dtype=settings.dtype).to(distributed.local_device())
+    subject = _cutting_at(settings.max_tokens, whole)
     encoder = _encoder(subject, settings)
     documents = None
     if isinstance(encoder, ContextualEncoder) and encoder.frozen is None:
@@ -173,6 +176,19 @@ def _instructions(settings: EvaluationSettings, tasks: Sequence[AbsTask]) -> Ins
     instructions = Instructions.asked_for(settings.instructions)
     instructions.check([part for task in tasks for part in leaves(task)])
     return instructions
+
+
+def _cutting_at(max_tokens: int | None, model: EmbeddingModel) -> EmbeddingModel:
+    """Return the model with another length limit; weights are shared, and it is left as it is."""
+    if max_tokens is None:
+        return model
+    if max_tokens > model.position_limit:
+        mistake = f"{model.name} reads at most {model.position_limit} tokens"
+        remedy = f"choose from 3 to {model.position_limit} (got {max_tokens})"
+        raise ArgumentError(("max_tokens", f"{mistake}; {remedy}"))
+    shortened = copy(model)
+    shortened.max_tokens = max_tokens
+    return shortened
 
 
 def _encoder(model: EmbeddingModel, settings: EvaluationSettings) -> DistributedEncoder:

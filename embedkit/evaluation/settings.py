@@ -16,6 +16,9 @@ FailuresFormat = Literal["text", "csv", "json"]
 class EvaluationSettings(ScoringSettings):
     """Settings of scoring a model, which hold for all tasks."""
 
+    max_tokens: int | None = Field(default=None, ge=3)
+    """Texts are cut to this many tokens, prompt and special tokens included, instead of to as many
+    as the model folder says; at most to as many as the model has positions."""
     truncate_dim: PositiveInt | None = None
     """Only this many of the first dimensions of the vectors are scored; they are not scaled to unit
     norm again."""
@@ -34,6 +37,7 @@ class EvaluationOptions(TypedDict, total=False):
     data_dir: str | Path | None
     cache: bool
     cache_size: str
+    max_tokens: int | None
     truncate_dim: int | None
     context_documents: int | None
     context_seed: int | None

@@ -1,6 +1,7 @@
 """Encoders that take unpadded tokens; only this module adds and removes padding."""
 
 from abc import ABC, abstractmethod
+from inspect import signature
 from typing import Any
 
 import torch
@@ -48,6 +49,9 @@ class PaddedBackbone(Backbone):
     def __init__(self, model: PreTrainedModel, pad_id: int) -> None:
         super().__init__(model)
         self._pad_id = pad_id
+        # Decoders keep keys and values for tokens to come, of which there are none.
+        keeps = "use_cache" in signature(model.forward).parameters
+        self._options = {"use_cache": False} if keeps else {}
 
     def forward(self, tokens: TokenBatch, prefix: Prefix | None = None) -> Tensor:
         device = tokens.ids.device
@@ -65,7 +69,7 @@ class PaddedBackbone(Backbone):
         inputs = {"input_ids": input_ids, "attention_mask": mask}
         if prefix is not None:
             inputs = prefixed_inputs(self.model, input_ids, mask, prefix)
-        output: Any = self.model(**inputs)
+        output: Any = self.model(**inputs, **self._options)
         hidden: Tensor = output.last_hidden_state[:, -input_ids.shape[1] :]
         # Positions of real tokens are found on the CPU, so that the device is not waited for.
         real = torch.arange(input_ids.shape[1]) < chunk.lengths[:, None]
