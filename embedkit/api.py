@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from embedkit.data.text.texts import Texts
     from embedkit.evaluation.comparing.comparison import compare
     from embedkit.evaluation.comparing.formatting import format_comparison
-    from embedkit.evaluation.evaluate import estimate, evaluate
+    from embedkit.evaluation.evaluate import estimate, evaluate, verify
     from embedkit.evaluation.failures.changes import failures
     from embedkit.evaluation.failures.formatting import format_failures
     from embedkit.evaluation.mteb.task_selection import write_held_out_tasks
@@ -68,6 +68,7 @@ _HOMES = {
     "evaluate": "evaluation.evaluate",
     "failures": "evaluation.failures.changes",
     "format_failures": "evaluation.failures.formatting",
+    "verify": "evaluation.evaluate",
     "evaluate_perplexity": "evaluation.perplexity.pseudo_perplexity",
     "write_held_out_tasks": "evaluation.mteb.task_selection",
     "sampling_shares": "finetuning.mixture",

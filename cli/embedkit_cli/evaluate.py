@@ -32,6 +32,15 @@ Estimate = Annotated[
         help="Print how many texts and tokens there are and how long they take, and score nothing.",
     ),
 ]
+Verify = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Score this many tasks again, those that took the least time, with stock "
+        "sentence-transformers and mteb in fp32, and print the largest difference. The exit code "
+        "is 1 if both computed in fp32 and differ by more than 0.01 of 100 points.",
+    ),
+]
 Devices = Annotated[
     int | None, typer.Option(min=1, help="Start torchrun with this many processes.")
 ]
@@ -47,6 +56,7 @@ def eval_mteb(
     task_dir: TaskDirs = [],
     recipe: RecipeName = None,
     estimate: Estimate = False,
+    verify: Verify = None,
     devices: Devices = None,
     more: More = [],
     **options: Any,
@@ -79,7 +89,12 @@ def eval_mteb(
         summary = api.evaluate(model, chosen, output, recipe=recipe, **options)
     if is_main():
         typer.echo(summary.text(), nl=False)
-        if summary.failed:
+        failed = bool(summary.failed)
+        if verify is not None and summary.scores:
+            checked = api.verify(model, chosen, summary, count=verify, recipe=recipe, **options)
+            typer.echo(checked.text(), nl=False)
+            failed |= checked.failed
+        if failed:
             raise typer.Exit(1)
 
 

@@ -27,8 +27,10 @@ from embedkit.evaluation.mteb.mirror import check_mirror
 from embedkit.evaluation.mteb.scoring import evaluate as score_tasks
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks, tasks_of
 from embedkit.evaluation.mteb.untrained_prompts import warn_of_prompts
+from embedkit.evaluation.mteb.verification import Verification, verify_scores
 from embedkit.evaluation.settings import EvaluationOptions, EvaluationSettings, settings_of
 from embedkit.evaluation.summary import Summary
+from embedkit.models import hub
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.load import opened
@@ -141,6 +143,45 @@ def estimate(
             instructions,
             settings.mirror,
             context_documents=documents,
+        )
+
+
+def verify(
+    model: str | Path,
+    tasks: Sequence[str | Path],
+    summary: Summary,
+    *,
+    count: int,
+    recipe: Recipe | str | Path | None = None,
+    **options: Unpack[EvaluationOptions],
+) -> Verification:
+    """Score tasks again with stock sentence-transformers and mteb, in fp32, and compare.
+
+    They run on the model's folder in a process of their own, which does not import embedkit.
+
+    Args:
+        model: a hub id, a folder, ``package:<distribution>/<path>`` or an alias.
+        tasks: as in the call of ``evaluate`` that returned ``summary``.
+        summary: the scores to verify.
+        count: number of tasks to score again: those that took the least time.
+        recipe: as in that call.
+        options: as in that call.
+
+    Raises:
+        UserError: no task has a score, or the stock libraries cannot open or score the model.
+    """
+    resolved, settings = _resolved(recipe, tasks, options)
+    encoder = _encoder(opened(model, dtype=settings.dtype), settings)
+    with tempfile.TemporaryDirectory() as folder:
+        return verify_scores(
+            encoder,
+            hub.resolve(str(model)),
+            _select(tasks, resolved, Path(folder), settings),
+            summary,
+            count=count,
+            data_dir=settings.mirror,
+            max_tokens=settings.max_tokens,
+            truncate_dim=settings.truncate_dim,
         )
 
 

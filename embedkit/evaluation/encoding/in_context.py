@@ -70,15 +70,25 @@ class ContextualEncoder(DistributedEncoder):
 
     def build_context(self, corpus: Sequence[str], prompt: str) -> Context:
         """Draw documents and embed them after ``prompt``, on this rank alone."""
-        documents = corpus
-        if not self._model.config.null_vector and 0 < len(corpus) < self.num_documents:
-            # The released models, too, repeat documents: they have nothing else to fill slots with.
-            rows = np.arange(self.num_documents) % len(corpus)
-            documents = [corpus[row] for row in rows.tolist()]
         context = self._model.build_context(
-            documents, num_documents=self.num_documents, seed=self._seed, prompt=prompt
+            self._filling_slots(corpus),
+            num_documents=self.num_documents,
+            seed=self._seed,
+            prompt=prompt,
         )
         return replace(context, corpus_size=len(corpus))
+
+    def draw(self, corpus: Sequence[str]) -> list[str]:
+        """Return the documents that ``build_context`` embeds, in their order."""
+        documents = self._filling_slots(corpus)
+        return self._model.draw(documents, num_documents=self.num_documents, seed=self._seed)
+
+    def _filling_slots(self, corpus: Sequence[str]) -> Sequence[str]:
+        if self._model.config.null_vector or not 0 < len(corpus) < self.num_documents:
+            return corpus
+        # The released models, too, repeat documents: they have nothing else to fill slots with.
+        rows = np.arange(self.num_documents) % len(corpus)
+        return [corpus[row] for row in rows.tolist()]
 
 
 def encoder_of(model: EmbeddingModel) -> DistributedEncoder:

@@ -78,6 +78,12 @@ def write_contextual(
         (aside / "README.md").write_text(card, encoding="utf-8")
 
 
+def is_own_code(folder: Path) -> bool:
+    """Return whether the code in a folder is the one that this version of embedkit writes."""
+    path = folder / f"{_CODE}.py"
+    return path.is_file() and path.read_text(encoding="utf-8") == _code()
+
+
 def _code() -> str:
     """Return ``modeling_contextual`` with the code of ``prefix``, imports included, in it."""
     module, prefix = (

@@ -162,6 +162,21 @@ class Contextual(EmbeddingModel):
             vectors = projected + vectors if self.config.output_residual else projected
         return F.normalize(vectors, dim=-1) if self.normalize else vectors
 
+    def draw(
+        self, corpus: Sequence[str], *, num_documents: int | None = None, seed: int = 0
+    ) -> list[str]:
+        """Return the documents of a context; arguments and errors are ``build_context``'s."""
+        if isinstance(corpus, str):
+            raise UserError("the corpus is a single str: pass a list of documents")
+        slots = self.config.num_context
+        count = slots if num_documents is None else num_documents
+        if not 0 <= count <= slots:
+            raise UserError(f"num_documents = {count}: the model has {slots} slots; ask for fewer")
+        count = min(count, len(corpus))
+        self.slots.check(count)
+        rows = rng.permuted(np.arange(count), max(len(corpus), 1), rng.fold_in(seed, "context"))
+        return [corpus[int(row)] for row in rows]
+
     @torch.inference_mode()
     def build_context(
         self,
@@ -185,16 +200,7 @@ class Contextual(EmbeddingModel):
         Raises:
             UserError: the model has fewer slots, or the corpus is a single text.
         """
-        if isinstance(corpus, str):
-            raise UserError("the corpus is a single str: pass a list of documents")
-        slots = self.config.num_context
-        count = slots if num_documents is None else num_documents
-        if not 0 <= count <= slots:
-            raise UserError(f"num_documents = {count}: the model has {slots} slots; ask for fewer")
-        count = min(count, len(corpus))
-        self.slots.check(count)
-        rows = rng.permuted(np.arange(count), max(len(corpus), 1), rng.fold_in(seed, "context"))
-        texts = [corpus[int(row)] for row in rows]
+        texts = self.draw(corpus, num_documents=num_documents, seed=seed)
         if prompt is None:
             prompt = self.prompts.get("document", "")
         vectors = self._embed(
