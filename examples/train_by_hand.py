@@ -16,6 +16,7 @@ from embedkit.data.batch_sampler import BatchSampler, Source, alpha_weights
 from embedkit.data.loading import stream
 from embedkit.data.pairs.contrastive_batches import Batches
 from embedkit.data.pairs.records import open_records
+from embedkit.finetuning.model import scale_to_unit_norm
 from embedkit.models import hub, precision
 from embedkit.models.export import write_model
 from embedkit.training.optim import build_optimizer, lr_at, set_lr
@@ -44,6 +45,8 @@ def main(recipe_name: str, output: Path) -> None:
     # Model, loss and optimizer: each is a value of its own, and none knows the others.
     autocast = precision.autocast_dtype(recipe.precision, device)
     model = hub.load(recipe.model, settings=recipe.embedder, autocast=autocast, device=device)
+    # Losses compare unit vectors, which a bare encoder does not give.
+    scale_to_unit_norm(model)
     objective = recipe.objective.build()
     optimizer = build_optimizer(model, recipe.optim)
     batches = Batches(sampler, records, model.tokenizer, recipe.data, seed=recipe.seed)

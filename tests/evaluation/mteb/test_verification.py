@@ -10,7 +10,6 @@ from embedkit_cli.app import app
 from mteb.models import SentenceTransformerEncoderWrapper
 from sentence_transformers import SentenceTransformer
 from support.contextual_tasks import tiny_contextual
-from support.decoders import write_gemma3, write_qwen3
 from support.stock_models import write_stock
 from support.task_folders import write_task
 from typer.testing import CliRunner
@@ -48,8 +47,6 @@ def write_contextual(folder: Path) -> Path:
         "last token",
         "two dense",
         pytest.param(write_contextual, id="contextual"),
-        pytest.param(write_qwen3, id="qwen3"),
-        pytest.param(write_gemma3, id="gemma3"),
     ],
 )
 def test_scores_of_a_folder_are_those_of_the_stock_libraries(
