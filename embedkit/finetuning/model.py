@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from embedkit.config import differences
+from embedkit.data.pairs.lengths import limits_of
 from embedkit.data.pairs.records import Records
 from embedkit.errors import UserError
 from embedkit.models import hub, lora
@@ -19,6 +20,7 @@ from embedkit.models.head import UnitNorm
 from embedkit.models.trained_prompts import TrainedPrompts
 from embedkit.recipe import Recipe
 from embedkit.tokens.prompts import SEARCH, SIDES, benchmark_prompts
+from embedkit.tokens.tokenizer import Tokenize
 
 _ANY_NORM = "vectors of any norm"
 
@@ -90,7 +92,11 @@ def scale_to_unit_norm(model: Embedder | Contextual) -> str | None:
 
 
 def check_lengths(recipe: Recipe, records: Sequence[Records], model: EmbeddingModel) -> None:
-    """Raise ``UserError`` unless the model reads texts as long as the run will truncate them."""
+    """Verify the lengths to which the run will truncate texts.
+
+    Raises:
+        UserError: the model reads shorter texts alone, or a prompt leaves no room for a text.
+    """
     sources = [(f"{source.name}: ", source.description) for source in records]
     for prefix, limits in [("data.", recipe.data), *sources]:
         for side in ("max_query_tokens", "max_document_tokens"):
@@ -100,6 +106,11 @@ def check_lengths(recipe: Recipe, records: Sequence[Records], model: EmbeddingMo
                     f"{prefix}{side} = {limit}: {recipe.model} reads at most "
                     f"{model.position_limit} tokens; set it to that or less"
                 )
+    tokenize = Tokenize(model.tokenizer)
+    for source in records:
+        for side, limit in zip(SIDES, limits_of(source, recipe.data), strict=True):
+            prompt = getattr(source.prompts, side)
+            tokenize.check_room(prompt, limit, f"{source.name}: max_{side}_tokens")
 
 
 def set_prompts(recipe: Recipe, records: Sequence[Records], model: Embedder | Contextual) -> None:

@@ -8,7 +8,13 @@ from rich.progress import BarColumn, MofNCompleteColumn
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
-from embedkit.data.pairs.lengths import Lengths, all_lengths, quantiles, sampled_lengths
+from embedkit.data.pairs.lengths import (
+    Lengths,
+    all_lengths,
+    limits_of,
+    quantiles,
+    sampled_lengths,
+)
 from embedkit.data.pairs.open_all import open_all
 from embedkit.data.tables import SHOWN_QUANTILES, plain_table
 from embedkit.distributed.progress import progress_bar
@@ -96,10 +102,7 @@ def _lengths_table(
     """Show how long the texts of each source are, and how many of them the recipe cuts."""
     rows = []
     for records, measured in zip(mixture.records, lengths, strict=True):
-        truncated = measured.truncated(
-            records.description.max_query_tokens or recipe.data.max_query_tokens,
-            records.description.max_document_tokens or recipe.data.max_document_tokens,
-        )
+        truncated = measured.truncated(*limits_of(records, recipe.data))
         by_role = {role: quantiles(counts) for role, counts in measured.counts.items()}
         sides = [
             " ".join(str(by_role[role][quantile]) for quantile in SHOWN_QUANTILES)

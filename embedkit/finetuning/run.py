@@ -1,16 +1,13 @@
 """A fine-tuning run: opens and checks everything that its recipe names."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import torch
 from rich.console import Console
-from rich.table import Column, Table
-from torch import nn
 
 from embedkit import distributed, rng
-from embedkit.data.batch_sampler import BatchSampler
 from embedkit.data.loading import stream
 from embedkit.data.manifests.sources import READERS
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
@@ -29,6 +26,7 @@ from embedkit.finetuning.mixture import (
     resolve_steps,
 )
 from embedkit.finetuning.model_card import model_card
+from embedkit.finetuning.overview import overview, remarks, remarks_on_prompts
 from embedkit.models import lora, precision
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedder import Embedder
@@ -90,10 +88,10 @@ def prepare(
         batches_per_rank=recipe.batches_per_rank,
         vectors=[table[source.name].vectors for source in mixture.sources] if table else [],
     )
-    console.print(_overview(recipe, mixture, sampler, model, chosen))
+    distributed.on_main(lambda: console.print(overview(recipe, mixture, sampler, model, chosen)))
     if within_reach:
         console.print(within_reach, soft_wrap=True)
-    for remark in filter(None, (unit_norm, *remarks(recipe), *_remarks_on_prompts(model))):
+    for remark in filter(None, (unit_norm, *remarks(recipe), *remarks_on_prompts(model))):
         console.print(f"note: {remark}", soft_wrap=True)
     evaluator = Evaluator(recipe.evaluation, folder.evaluation, model, mixture)
     return TrainingJob(
@@ -183,62 +181,3 @@ def _extensions(recipe: Recipe, mixture: Mixture, model: Embedder | Contextual) 
         if reader := getattr(manifest.source, "reader", None):
             identities[f"reader of {manifest.name}"] = READERS.identity_of(reader)
     return {part: identity for part, identity in identities.items() if identity}
-
-
-def _overview(
-    recipe: Recipe,
-    mixture: Mixture,
-    sampler: BatchSampler,
-    model: Embedder | Contextual,
-    precision: str,
-) -> Table:
-    """Return a table of what will be trained, and how often each source will be read."""
-    stages = "" if recipe.context is None else f" in two stages, {recipe.context.num_context} slots"
-    ranks = distributed.world_size() if recipe.batches_per_rank else 1
-    table = Table(
-        "source",
-        *(Column(name, justify="right") for name in ("rows", "batch", "share", "passes")),
-        title=f"{model.name}{stages}, {_size(model)}, {model.device}, {precision}; "
-        f"{recipe.steps} steps of {recipe.data.batches} batches",
-    )
-    for source, share, passes in zip(
-        mixture.sources, mixture.shares, sampler.passes(), strict=True
-    ):
-        size = min(source.batch_size, source.rows)
-        batch = f"{ranks} x {size}" if ranks > 1 else str(size)
-        table.add_row(source.name, f"{source.rows:,}", batch, f"{share:.1%}", f"{passes:.2f}")
-    return table
-
-
-def remarks(recipe: Recipe) -> Iterator[str]:
-    """Yield what a user may not have meant by a recipe whose ``steps`` are resolved."""
-    assert recipe.steps is not None
-    warmup = recipe.optim.warmup_steps
-    if 2 * warmup > recipe.steps:
-        yield (
-            f"optim.warmup_steps = {warmup} is more than half of the {recipe.steps} steps: for "
-            "most of the run the rate is still rising"
-        )
-
-
-def _remarks_on_prompts(model: Embedder | Contextual) -> Iterator[str]:
-    """Yield the sides that the exported model will read behind no prompt, against its training."""
-    for side in starting_model.undecided_sides(model):
-        names = [name for name in model.prompts if name.endswith(f"-{side}")]
-        key = f"embedder.default_prompts.{side}"
-        yield (
-            f"sources differ in the prompt of a {side}, so that the exported model's encode_{side} "
-            f'puts none: name one for searches, such as {key} = "{names[0]}"'
-        )
-
-
-def _size(model: nn.Module) -> str:
-    """Return how many parameters train of how many, and the memory kept between two steps."""
-    parameters = list(model.parameters())
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    count = sum(parameter.numel() for parameter in parameters)
-    part = sum(parameter.numel() for parameter in trained)
-    # Besides all weights, training keeps the gradient and two moments of those that it changes.
-    held = sum(p.nbytes for p in parameters) + 3 * sum(p.nbytes for p in trained)
-    trained_of = f"{part / 1e6:.2f} M of " if part < count else ""
-    return f"{trained_of}{count / 1e6:.1f} M parameters trained in {held / 2**20:,.0f} MiB"

@@ -140,8 +140,8 @@ class EmbeddingModel(nn.Module, ABC):
 
         Raises:
             UserError: ``texts`` holds something other than texts, ``role`` or ``max_tokens`` is
-                wrong, or a context is missing, was made by another model, or is given to a model
-                of one stage.
+                wrong, the prompt leaves no room for a text, or a context is missing, was made by
+                another model, or is given to a model of one stage.
         """
 
     def batches(self, texts: Sequence[str], *, prompt: str = "") -> list[Rows]:
@@ -190,6 +190,7 @@ class EmbeddingModel(nn.Module, ABC):
             reading = (side if side in SIDES else "text", prompt)
             self.trained_prompts.warn(self.name, [reading])
         tokenize, was_training = Tokenize(self.tokenizer), self.training
+        tokenize.check_room(prompt, limit, f"{self.name}: max_tokens")
         vectors = np.empty((len(listed), self.width), dtype=np.float32)
         batches = self._batches(listed, prompt, limit, overhead)
 

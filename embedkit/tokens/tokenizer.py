@@ -9,8 +9,12 @@ from typing import Any
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from embedkit.errors import UserError
 from embedkit.storage.hashing import sha256_of_json
 from embedkit.tokens.batch import TokenBatch
+
+TEXT_TOKENS = 8
+"""Number of tokens that a prompt has to leave to a text, without which texts look alike."""
 
 
 class Tokenize:
@@ -46,6 +50,27 @@ class Tokenize:
             return [len(encoding) for encoding in backend.encode_batch_fast(whole)]
         ids = self._tokenizer(whole, verbose=False)["input_ids"] if whole else []
         return [len(sequence) for sequence in ids]
+
+    def check_room(self, prompt: str, limit: int, setting: str) -> None:
+        """Verify that a prompt leaves room for a text.
+
+        Args:
+            prompt: prefix of the texts; without one, any limit will do.
+            limit: length to which texts are truncated, prompt and special tokens included.
+            setting: name of the limit.
+
+        Raises:
+            UserError: fewer than ``TEXT_TOKENS`` tokens are left.
+        """
+        if not prompt:
+            return
+        (taken,) = self.lengths([""], prompt)
+        if (left := limit - taken) < TEXT_TOKENS:
+            raise UserError(
+                f"{setting} = {limit}: the prompt {prompt!r} and special tokens take {taken} of "
+                f"them, which leaves {max(left, 0)} to a text; set {taken + TEXT_TOKENS} or more, "
+                "or shorten the prompt"
+            )
 
     def _prompt_length(self, prompt: str) -> int:
         """Return the number of tokens of a prompt with its opening special token; 0 without one.

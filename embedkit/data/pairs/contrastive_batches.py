@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed, rng
 from embedkit.data.batch_sampler import BatchSampler
+from embedkit.data.pairs.lengths import limits_of
 from embedkit.data.pairs.records import Record, Records
 from embedkit.data.vector_store import VectorStore
 from embedkit.recipe import Data
@@ -107,10 +108,8 @@ class Batches(Dataset[ContrastiveBatch]):
             stored = self._vectors[source]
             sides = np.stack((stored.queries[numbers], stored.documents[numbers]), axis=1)
             surrogate = torch.from_numpy(sides)
-        description, data = records.description, self._data
-        prompts = description.prompts
-        query_limit = description.max_query_tokens or data.max_query_tokens
-        document_limit = description.max_document_tokens or data.max_document_tokens
+        description, prompts = records.description, records.prompts
+        query_limit, document_limit = limits_of(records, self._data)
         return ContrastiveBatch(
             source=records.name,
             size=size,

@@ -14,6 +14,7 @@ from embedkit.data.manifests.manifest import Prompts
 from embedkit.data.pairs.records import Record, Records
 from embedkit.data.sources.streams import blocks_of
 from embedkit.data.text.token_store import TokenStore
+from embedkit.recipe import Data
 from embedkit.storage import cache
 from embedkit.storage.atomic import write_text
 from embedkit.storage.hashing import sha256_of_json
@@ -23,6 +24,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 _CHARACTERS = 2**20
 """Characters that are tokenized at a time."""
+_KIND = "lengths"
 FORMAT = 1
 """Part of every key: raise it when other tokens are counted, or counts are written otherwise."""
 
@@ -76,12 +78,6 @@ def all_lengths(
     A count that is interrupted or killed leaves its work to the next. ``on_progress`` is called
     with the number of rows counted so far.
     """
-    made_of = {
-        "content": records.table.facts.content,
-        "prompts": records.prompts.model_dump(),
-        "tokenizer": identity_of(tokenizer),
-        "format": FORMAT,
-    }
     tokenize = Tokenize(tokenizer)
 
     def count(folder: Path) -> None:
@@ -95,7 +91,25 @@ def all_lengths(
             write_text(folder / "counted.json", counted)
             on_progress(lengths.rows)
 
-    return _read(cache.built("lengths", sha256_of_json(made_of)[:32], count, resumable=True))
+    return _read(cache.built(_KIND, _key(records, tokenizer), count, resumable=True))
+
+
+def known_lengths(records: Records, tokenizer: PreTrainedTokenizerBase, rows: int) -> Lengths:
+    """Return the lengths of all texts if they were measured before, else of so many rows."""
+    kept = _read(cache.root() / _KIND / _key(records, tokenizer))
+    return kept if kept.rows else sampled_lengths(records, tokenizer, rows)
+
+
+def limits_of(records: Records, data: Data) -> tuple[int, int]:
+    """Return the numbers of tokens to which a run truncates the queries and documents of a source.
+
+    A source's own limits come before those of the recipe.
+    """
+    own = records.description
+    return (
+        own.max_query_tokens or data.max_query_tokens,
+        own.max_document_tokens or data.max_document_tokens,
+    )
 
 
 def stored_lengths(store: TokenStore, framing: int) -> dict[float, int]:
@@ -115,6 +129,16 @@ def quantiles(counts: Mapping[int, int]) -> dict[float, int]:
     below = np.cumsum(texts)
     places = np.searchsorted(below, np.ceil(np.array(QUANTILES) * (below[-1] - 1)), side="right")
     return {share: lengths[place] for share, place in zip(QUANTILES, places, strict=True)}
+
+
+def _key(records: Records, tokenizer: PreTrainedTokenizerBase) -> str:
+    made_of = {
+        "content": records.table.facts.content,
+        "prompts": records.prompts.model_dump(),
+        "tokenizer": identity_of(tokenizer),
+        "format": FORMAT,
+    }
+    return sha256_of_json(made_of)[:32]
 
 
 def _characters(record: Record) -> int:

@@ -1,0 +1,83 @@
+"""Says before a run what will be trained on what, and what its user may not have meant."""
+
+from collections.abc import Iterator
+
+from rich.table import Column, Table
+from torch import nn
+
+from embedkit import distributed
+from embedkit.data.batch_sampler import BatchSampler
+from embedkit.data.pairs.lengths import known_lengths, limits_of
+from embedkit.finetuning.mixture import Mixture
+from embedkit.finetuning.model import undecided_sides
+from embedkit.models.contextual.model import Contextual
+from embedkit.models.embedder import Embedder
+from embedkit.recipe import Recipe
+
+_MEASURED = 256
+"""Rows of each source that are tokenized, unless ``embedkit data prepare`` has measured all."""
+
+
+def overview(
+    recipe: Recipe,
+    mixture: Mixture,
+    sampler: BatchSampler,
+    model: Embedder | Contextual,
+    precision: str,
+) -> Table:
+    """Return a table of what will be trained, and how often each source will be read.
+
+    The column ``cut`` is the share of queries and documents that are longer than their limits.
+    """
+    stages = "" if recipe.context is None else f" in two stages, {recipe.context.num_context} slots"
+    ranks = distributed.world_size() if recipe.batches_per_rank else 1
+    table = Table(
+        "source",
+        *(Column(name, justify="right") for name in ("rows", "batch", "share", "passes", "cut")),
+        title=f"{model.name}{stages}, {_size(model)}, {model.device}, {precision}; "
+        f"{recipe.steps} steps of {recipe.data.batches} batches",
+    )
+    for records, source, share, passes in zip(
+        mixture.records, mixture.sources, mixture.shares, sampler.passes(), strict=True
+    ):
+        size = min(source.batch_size, source.rows)
+        batch = f"{ranks} x {size}" if ranks > 1 else str(size)
+        lengths = known_lengths(records, model.tokenizer, _MEASURED)
+        cut = lengths.truncated(*limits_of(records, recipe.data))
+        shares = (f"{share:.1%}", f"{passes:.2f}", f"{cut:.1%}")
+        table.add_row(source.name, f"{source.rows:,}", batch, *shares)
+    return table
+
+
+def remarks(recipe: Recipe) -> Iterator[str]:
+    """Yield what a user may not have meant by a recipe whose ``steps`` are resolved."""
+    assert recipe.steps is not None
+    warmup = recipe.optim.warmup_steps
+    if 2 * warmup > recipe.steps:
+        yield (
+            f"optim.warmup_steps = {warmup} is more than half of the {recipe.steps} steps: for "
+            "most of the run the rate is still rising"
+        )
+
+
+def remarks_on_prompts(model: Embedder | Contextual) -> Iterator[str]:
+    """Yield the sides that the exported model will read behind no prompt, against its training."""
+    for side in undecided_sides(model):
+        names = [name for name in model.prompts if name.endswith(f"-{side}")]
+        key = f"embedder.default_prompts.{side}"
+        yield (
+            f"sources differ in the prompt of a {side}, so that the exported model's encode_{side} "
+            f'puts none: name one for searches, such as {key} = "{names[0]}"'
+        )
+
+
+def _size(model: nn.Module) -> str:
+    """Return how many parameters train of how many, and the memory kept between two steps."""
+    parameters = list(model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    count = sum(parameter.numel() for parameter in parameters)
+    part = sum(parameter.numel() for parameter in trained)
+    # Besides all weights, training keeps the gradient and two moments of those that it changes.
+    held = sum(p.nbytes for p in parameters) + 3 * sum(p.nbytes for p in trained)
+    trained_of = f"{part / 1e6:.2f} M of " if part < count else ""
+    return f"{trained_of}{count / 1e6:.1f} M parameters trained in {held / 2**20:,.0f} MiB"
