@@ -1,7 +1,6 @@
 """Scores of an evaluation, their means over types and tasks, and the tasks without a score."""
 
 import io
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from embedkit.errors import UserError
+from embedkit.evaluation import prompts_used
 from embedkit.storage.atomic import write_json
 
 TYPES = (
@@ -126,13 +126,15 @@ class Summary:
         return table
 
     def text(self) -> str:
-        """Return the table, the sources of the prompts, and each missing task with the reason."""
-        tasks = Counter(task.prompt_origin for task in self.scores.values())
-        used = [f"{origin} for {n} task{'s' * (n > 1)}" for origin, n in tasks.items()]
-        prompts = "none" if tasks.keys() <= {"none"} else ", ".join(used)
-        lines = [as_text(self.table()).rstrip(), f"prompts: {prompts}"]
-        lines += self.reasons()
+        """Return the table, the prompts of all tasks, and each missing task with the reason."""
+        lines = [as_text(self.table()).rstrip(), *self.prompts(), *self.reasons()]
         return "\n".join(lines) + "\n"
+
+    def prompts(self) -> list[str]:
+        """Return a line on whose prompts were used, and one for each prompt with its tasks."""
+        scores = self.scores.values()
+        used = prompts_used.origins(score.prompt_origin for score in scores)
+        return [used, *prompts_used.listed({score.name: score.prompts for score in scores})]
 
     def reasons(self) -> list[str]:
         """Return a line for each task without a score, which says why."""

@@ -103,7 +103,8 @@ def model_card(
         widths = _WIDTHS.format(widths=" or ".join(map(str, shorter)), last=shorter[-1])
     if after is not None:
         table = comparison(before, after) if before else after.table()
-        scores = f"\n## Scores\n\n```\n{as_text(table).rstrip()}\n```\n"
+        shown = "\n".join([as_text(table).rstrip(), *after.prompts()])
+        scores = f"\n## Scores\n\n```\n{shown}\n```\n"
     return _CARD.format(
         metadata=front_matter(model.name, recipe.model, after),
         base=recipe.model,

@@ -125,7 +125,7 @@ def _finish(
         return True
     distributed.on_main(lambda: rewrite(folder.model, "README.md", card(before, after)))
     console.print(comparison(before, after) if before else after.table())
-    for line in after.reasons():
+    for line in (*after.prompts(), *after.reasons()):
         console.print(line, soft_wrap=True)
     if after.is_complete and after.missing:
         console.print(f"to score them: {_command_to_score(folder)}", soft_wrap=True)
