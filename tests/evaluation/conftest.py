@@ -32,3 +32,9 @@ def mirror(
 def mirrored_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A mirror of hub repositories. Read it only: all tests share it."""
     return write_mirror(tmp_path_factory.mktemp("mirror"))
+
+
+@pytest.fixture
+def one_text_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of which small sets of texts have some for every rank."""
+    monkeypatch.setattr("embedkit.models.embedding_model._BATCH_TOKENS", 1)

@@ -31,6 +31,7 @@ from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb.corpus_search import CorpusSearch
 from embedkit.evaluation.mteb.instructions import NO_INSTRUCTIONS, Instructions
 from embedkit.evaluation.mteb.mirror import with_local_data
+from embedkit.evaluation.mteb.plain_labels import plain_labels
 from embedkit.evaluation.mteb.published_results import PublishedResults
 from embedkit.evaluation.mteb.query_recorder import recorded_queries
 from embedkit.evaluation.mteb.task_prompts import Origin, resolve_prompts
@@ -171,7 +172,7 @@ class _Scorer:
         _delete_if_torn(path)
         of_queries = path.with_suffix(".parquet")
         # The bar would be mteb's; the batch size is only how many texts its loader hands over.
-        with recorded_queries(task, of_queries):
+        with recorded_queries(task, of_queries), plain_labels(task):
             results = mteb.evaluate(
                 CorpusSearch(model),
                 task,

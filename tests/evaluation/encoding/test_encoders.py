@@ -252,11 +252,6 @@ def encode_on_ranks(folder: Path) -> None:
     np.testing.assert_array_equal(found, np.load(folder / "alone.npy"))
 
 
-@pytest.fixture
-def one_text_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedkit.models.embedding_model._BATCH_TOKENS", 1)
-
-
 @pytest.mark.slow
 def test_two_ranks_score_as_one(tmp_path: Path, tiny_model: Path, one_text_a_batch: None) -> None:
     for type_ in ("retrieval", "sts"):

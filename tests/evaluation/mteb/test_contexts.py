@@ -251,7 +251,9 @@ def test_the_prompt_is_that_of_the_use(name: str, expected: Mapping[str, str]) -
 
 @pytest.mark.parametrize("documents", [None, 0])
 @pytest.mark.slow
-def test_two_ranks_score_contextual_vectors_as_one(documents: int | None, tmp_path: Path) -> None:
+def test_two_ranks_score_contextual_vectors_as_one(
+    documents: int | None, tmp_path: Path, one_text_a_batch: None
+) -> None:
     tasks = folder_tasks(tmp_path / "tasks", "retrieval", "sts")
     alone = score(tiny_contextual(), tasks, tmp_path / "alone", num_documents=documents)
     run_on_ranks(2, score_shared, tmp_path, documents)
@@ -275,7 +277,7 @@ def score_shared(folder: Path, documents: int | None) -> None:
     assert bool(model.contexts) == (distributed.is_main() and documents is None)
 
 
-def test_every_rank_encodes_in_the_frozen_context_of_another_model() -> None:
+def test_every_rank_encodes_in_the_frozen_context_of_another_model(one_text_a_batch: None) -> None:
     run_on_ranks(2, encode_in_frozen_context)
 
 
