@@ -17,6 +17,7 @@ PREDICTED = np.array([0, 1, 0, 0, 2, 1])
 def test_metrics_are_the_same_and_read_the_labels_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    task: Any
     (task,) = read_task_folders(write_task(tmp_path / "mine", "classification"))
     given: list[Any] = []
     score = task._calculate_scores
