@@ -77,11 +77,12 @@ def texts_of(
     queries only by mteb's scoring.
     """
     data = task.dataset[subset][split]
-    return TaskTexts(
-        _texts(data["queries"], queries, PromptType.query),
-        _texts(data["corpus"], documents, PromptType.document),
-        {query: data["relevant_docs"].get(query, {}) for query in queries},
-    )
+    with quiet_libraries():
+        return TaskTexts(
+            _texts(data["queries"], queries, PromptType.query),
+            _texts(data["corpus"], documents, PromptType.document),
+            {query: data["relevant_docs"].get(query, {}) for query in queries},
+        )
 
 
 def _texts(rows: Dataset, ids: Collection[str], side: PromptType) -> dict[str, str]:

@@ -149,7 +149,8 @@ def test_the_command_prints_the_list(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
-    printed = capsys.readouterr().out
+    printed, errors = capsys.readouterr()
+    assert "Map" not in errors
     assert printed.startswith("my_retrieval: ndcg_at_10 ")
     assert printed.count("    score ") == 1
 
