@@ -1,11 +1,11 @@
 """The recipe of a run: one typed, frozen, closed value, read from TOML. Imports ``config``."""
 
+from embedkit.recipe.contextual_config import ContextualConfig as ContextualConfig
 from embedkit.recipe.dtype_settings import Dtype as Dtype
 from embedkit.recipe.dtype_settings import DtypeSettings as DtypeSettings
 from embedkit.recipe.evaluation_settings import Evaluation as Evaluation
 from embedkit.recipe.evaluation_settings import ScoringSettings as ScoringSettings
 from embedkit.recipe.explain import explain as explain
-from embedkit.recipe.finetune_recipe import ContextualConfig as ContextualConfig
 from embedkit.recipe.finetune_recipe import Data as Data
 from embedkit.recipe.finetune_recipe import Lora as Lora
 from embedkit.recipe.finetune_recipe import ModelSettings as ModelSettings
