@@ -93,7 +93,8 @@ def _pages(
 
 def _plain(sheet: _Sheet) -> str:
     columns = [
-        Column(head, justify="left" if number < sheet.words else "right", no_wrap=True)
+        # A plain string could be read as markup: names of groups may have brackets.
+        Column(Text(head), justify="left" if number < sheet.words else "right", no_wrap=True)
         for number, head in enumerate(sheet.heads)
     ]
     table = Table(*columns, box=box.SIMPLE_HEAD)

@@ -114,11 +114,11 @@ def _comparable(
     missing = ", ".join(tasks.without_queries)
     reason = "no results of the same single queries, which earlier versions did not keep"
     if not known:
-        raise UserError(
-            f"{first.name}, {second.name}: the runs have {reason}"
-            f"{f' ({missing})' if missing else ''}; score a retrieval or reranking task with "
-            "embedkit eval-mteb"
-        )
+        why = "no retrieval or reranking task has a score in both"
+        if missing:
+            why = f"some run has {reason}: {missing}"
+        remedy = "score the same tasks with embedkit eval-mteb"
+        raise UserError(f"{first.name}, {second.name}: {why}; {remedy}")
     return known, [f"Left out, since some run has {reason}: {missing}"] if missing else []
 
 

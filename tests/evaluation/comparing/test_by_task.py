@@ -135,6 +135,14 @@ def test_queries_of_a_group_are_means_over_its_runs(tmp_path: Path) -> None:
     assert task.over_queries == pytest.approx((half.mean(), low, high))
 
 
+def test_names_are_no_markup(tmp_path: Path) -> None:
+    for name in ("[ab]", "a_s1", "b_s1"):
+        write_run(tmp_path / name, A=0.5)
+    found = compare([tmp_path / "[ab]"], group=[str(tmp_path / "[ab]_s*")], tasks=True)
+    (head,) = (line for line in format_comparison(found).splitlines() if "task" in line[:8])
+    assert head.split()[2:4] == ["[ab]", "[ab]_s*"]
+
+
 def test_csv_of_tasks_has_a_line_for_each_task_and_row(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", NQ={"NQ": OLD}, STS=0.5)
     second = write_run(tmp_path / "b", NQ={"NQ": NEW}, STS=0.4)

@@ -132,8 +132,10 @@ def test_old_results_are_named_and_refused_if_there_are_no_others(folder: Path) 
         "Left out, since some run has no results of the same single queries, which earlier "
         "versions did not keep: my_retrieval",
     )
-    with pytest.raises(UserError, match=r"noise, minilm: the runs have no results of the same"):
+    with pytest.raises(UserError, match=r"noise, minilm: some run has no results of the same"):
         failures(folder / "noise", folder / "minilm", task=["my_retrieval"])
+    with pytest.raises(UserError, match="no retrieval or reranking task has a score in both"):
+        failures(folder / "noise", folder / "minilm", task=["my_sts"])
 
 
 def test_an_unknown_task_is_refused(folder: Path) -> None:
