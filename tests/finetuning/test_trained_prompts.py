@@ -241,3 +241,13 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"query": ["a", 1], "document": [""]}')
     with pytest.raises(UserError, match=r"trained_prompts\.json: is no table of query and doc"):
         TrainedPrompts.read(tmp_path)
+
+
+def test_adapters_leave_the_record_and_the_prompts_of_a_search(
+    small_recipe: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_of(tmp_path, small_recipe, "lora={rank = 2}", default_prompts=DEFAULTS)
+    model = embedkit.load(embedkit.finetune(recipe, tmp_path / "run"))
+    assert model.trained_prompts is not None
+    assert {side: list(found) for side, found in model.trained_prompts.by_side.items()} == BY_SIDE
+    assert {side: model.prompts[side] for side in DEFAULTS} == PROMPTS["pairs"]
