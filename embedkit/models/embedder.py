@@ -32,8 +32,8 @@ class Embedder(EmbeddingModel):
             pooling that another distribution registers.
         include_prompt: whether the prompt's tokens count in the pooling.
         head: modules behind the pooling; by default vectors are scaled to unit norm.
-        prompts, default_prompt_name, similarity, truncate_dim, max_tokens, position_limit, name,
-            autocast: as in ``EmbeddingModel``.
+        prompts, default_prompt_name, similarity: as in ``EmbeddingModel``.
+        truncate_dim, max_tokens, position_limit, name, autocast: as in ``EmbeddingModel``.
     """
 
     def __init__(
