@@ -11,6 +11,7 @@ from embedkit.data.sources import hub
 from embedkit.errors import ArgumentError, DataError
 from embedkit.storage.cache import file_sha256
 from embedkit.storage.hashing import sha256_of_text
+from embedkit.storage.offline import settle_network
 
 
 def from_mirror(task: AbsTask, mirror: Path) -> AbsTask:
@@ -54,7 +55,11 @@ def with_local_data(task: AbsTask, data_dir: Path | None) -> AbsTask:
     id_ = str(task.metadata.dataset["path"])
     if data_dir is None and (folder := hub.mirror(id_)):
         data_dir = folder.parents[id_.count("/")]
-    return from_mirror(task, data_dir) if data_dir else task
+    if data_dir:
+        return from_mirror(task, data_dir)
+    # Else every task would ask a hub that does not answer, for half a minute and in many lines.
+    settle_network()
+    return task
 
 
 def check_mirror(mirror: Path, tasks: Iterable[AbsTask]) -> None:
