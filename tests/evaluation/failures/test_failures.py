@@ -206,3 +206,16 @@ def test_contextual_models_have_failures_too(
     (task,) = found.tasks
     assert task.won > 0
     assert all(change.query for change in task.changes)
+
+
+def test_a_text_that_the_worse_model_cuts_looks_truncated(folder: Path) -> None:
+    path = folder / "noise" / "summary.json"
+    read = Summary.read(path)
+    score = read.scores["my_retrieval"]
+    assert score.max_tokens is not None
+    (whole,) = failures(folder / "noise", folder / "minilm", task=["my_retrieval"]).tasks
+    cut = {**read.scores, "my_retrieval": replace(score, max_tokens=3)}
+    replace(read, scores=cut).write(path)
+    (short,) = failures(folder / "noise", folder / "minilm", task=["my_retrieval"]).tasks
+    assert "truncated" not in whole.looks["won"]
+    assert short.looks["won"]["truncated"] == short.won
