@@ -133,7 +133,8 @@ def reference(
         states = model(inputs_embeds=joined).last_hidden_state[0]
     mean = states[SLOTS + PROMPTS + (2 if version == "v2" else 0) :].mean(0)
     projected = _two_layers(second, "output_projection", mean, F.relu)
-    return F.normalize(projected + mean if version == "v2" else projected, dim=0)
+    # Neither is scaled to unit norm: the release leaves it to its users.
+    return projected + mean if version == "v2" else projected
 
 
 def _document(version: str, first: Weights, document: list[int]) -> Tensor:
