@@ -46,7 +46,7 @@ from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.models import hub
 from embedkit.models.load import opened
-from embedkit.models.settings import Dtype
+from embedkit.recipe.dtype_settings import Dtype
 
 
 class Timed:

@@ -2,17 +2,19 @@
 
 import heapq
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
+from mteb.abstasks import AbsTaskRetrieval
 from mteb.abstasks.abstask import AbsTask
 from numpy.typing import NDArray
 from rich.table import Column, Table
 
+from embedkit.data.exact_search import ExactSearch, best_by, dot_products
 from embedkit.errors import DataError
 from embedkit.evaluation.encoding.vector_cache import keys_of
 from embedkit.evaluation.mteb.instructions import NO_INSTRUCTIONS, Instructions
@@ -31,6 +33,8 @@ _SAMPLE = 128
 _BATCH = 64
 _SECONDS = 5.0
 """Seconds for which samples are encoded, repeatedly if need be, to measure the speed."""
+_QUERIES, _DOCUMENTS = 500, 2**16
+"""Numbers of random vectors that are searched to measure the speed."""
 _CHARACTERS = 4.2
 """Mean number of characters of a token of English text under WordPiece."""
 
@@ -47,6 +51,8 @@ class TaskEstimate:
     tokens: int
     """Number of tokens of the new texts with their prompts, as the model truncates them, estimated
     from a tokenized sample."""
+    pairs: int
+    """Number of pairs of a query and a document that a search of the whole corpus compares."""
     read: bool
     """Whether the texts were read; otherwise all numbers follow from counts that mteb publishes."""
 
@@ -60,12 +66,18 @@ class Estimate:
     unknown: Mapping[str, str]
     """Reason why a task has no estimate, by its name."""
     tokens_per_second: float
+    pairs_per_second: float
     context_documents: int | None = None
     """Number of documents that a contextual model reads before each task; they are not counted."""
 
     @property
     def seconds(self) -> float:
+        """Seconds of encoding."""
         return sum(task.tokens for task in self.tasks) / self.tokens_per_second
+
+    @property
+    def search_seconds(self) -> float:
+        return sum(task.pairs for task in self.tasks) / self.pairs_per_second
 
     def table(self) -> Table:
         title = f"{self.model}: to encode at {self.tokens_per_second:,.0f} tokens/s"
@@ -81,6 +93,9 @@ class Estimate:
         """Return the table, followed by what its numbers stand for."""
         source = f"tokens: from a sample of at most {_SAMPLE} texts a side; time: encoding alone"
         lines = [as_text(self.table(), width=120).rstrip(), source]
+        if pairs := sum(task.pairs for task in self.tasks):
+            took = _duration(self.search_seconds)
+            lines.append(f"search: {pairs:,} pairs of a query and a document, {took}")
         if not all(task.read for task in self.tasks):
             lines.append("*: counts published by mteb, tokens from characters; nothing was read")
         if self.context_documents is not None:
@@ -129,8 +144,8 @@ def estimate(
             except DataError as error:
                 unknown[name] = str(error)
             progress.advance(progress.task_ids[0])
-        speed = counter.tokens_per_second()
-    return Estimate(model.name, estimates, unknown, speed, context_documents)
+        speeds = counter.tokens_per_second(), _pairs_per_second(model)
+    return Estimate(model.name, estimates, unknown, *speeds, context_documents)
 
 
 class _Counter:
@@ -143,12 +158,14 @@ class _Counter:
 
     def read(self, task: AbsTask, prompts: Mapping[str, str]) -> TaskEstimate:
         count = unique = new = tokens = 0
+        sizes = Counter[str]()
         hashes: dict[str, list[NDArray[np.uint64]]] = defaultdict(list)
         # The texts of the smallest hashes are a random choice of the distinct ones.
         samples: dict[str, dict[int, str]] = defaultdict(dict)
         for side, texts in texts_of(task):
             prompt, keys = prompts[side], keys_of(texts)[:, 0]
             count += len(texts)
+            sizes[side] += len(texts)
             hashes[prompt].append(np.unique(keys))
             known = samples[prompt] | dict(zip(keys.tolist(), texts, strict=True))
             samples[prompt] = dict(heapq.nsmallest(_SAMPLE, known.items()))
@@ -161,17 +178,21 @@ class _Counter:
             sample = list(samples[prompt].values())
             tokens += round(len(keys) * self._tokens(prompt, sample) / len(sample))
             self._samples.append((prompt, sample))
-        return TaskEstimate(task.metadata.name, count, unique, new, tokens, read=True)
+        pairs = _pairs(task, sizes)
+        return TaskEstimate(task.metadata.name, count, unique, new, tokens, pairs, read=True)
 
     def published(self, task: AbsTask, prompts: Mapping[str, str]) -> TaskEstimate:
         texts = unique = tokens = 0
+        sizes = Counter[str]()
         for statistics in published(task):
             prompt = prompts[statistics.side]
             length = self._tokens(prompt, [""]) + statistics.characters / _CHARACTERS
             texts, unique = texts + statistics.texts, unique + statistics.unique
+            sizes[statistics.side] += statistics.texts
             tokens += round(statistics.unique * min(length, self._model.max_tokens))
             self._samples.append((prompt, [_prose(round(statistics.characters))]))
-        return TaskEstimate(task.metadata.name, texts, unique, unique, tokens, read=False)
+        pairs = _pairs(task, sizes)
+        return TaskEstimate(task.metadata.name, texts, unique, unique, tokens, pairs, read=False)
 
     def tokens_per_second(self) -> float:
         """Encode samples of all tasks in turn for some seconds."""
@@ -196,6 +217,25 @@ class _Counter:
 
     def _tokens(self, prompt: str, texts: Sequence[str]) -> int:
         return self._tokenize(texts, prompt, self._model.max_tokens).num_tokens
+
+
+def _pairs(task: AbsTask, sizes: Mapping[str, int]) -> int:
+    """Return the number of pairs that a search compares; reranking compares few."""
+    searched = isinstance(task, AbsTaskRetrieval) and task.metadata.type != "Reranking"
+    return sizes["query"] * sizes["document"] if searched else 0
+
+
+def _pairs_per_second(model: EmbeddingModel) -> float:
+    """Search random vectors as wide as the model's, of which a retrieval task keeps a thousand."""
+    rng = np.random.default_rng(0)
+    queries, documents = (
+        rng.standard_normal((rows, model.width), np.float32) for rows in (_QUERIES, _DOCUMENTS)
+    )
+    search = ExactSearch(documents, model.device, best_by(dot_products))
+    search.top(queries[:1], 1_000)  # The first call allocates memory.
+    began = time.perf_counter()
+    search.top(queries, 1_000)
+    return _QUERIES * _DOCUMENTS / (time.perf_counter() - began)
 
 
 def _prose(characters: int) -> str:

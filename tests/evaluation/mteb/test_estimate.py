@@ -4,7 +4,7 @@ import pytest
 from embedkit_cli.app import app
 from support.counting_encoder import Counting
 from support.mirrors import ONE_OF_EACH_TYPE
-from support.task_folders import write_task
+from support.task_folders import DOCUMENTS, QUERIES, write_task
 from typer.testing import CliRunner
 
 from embedkit.errors import DataError
@@ -62,6 +62,17 @@ def test_tokens_are_those_behind_the_prompt(tmp_path: Path, tiny_model: Path) ->
     (mine,) = found.tasks
     assert (mine.texts, mine.unique, mine.tokens) == (12, len(texts), expected)
     assert found.seconds == pytest.approx(expected / found.tokens_per_second)
+
+
+def test_a_search_is_told_apart_from_encoding(tmp_path: Path, tiny_model: Path) -> None:
+    for type_ in ("retrieval", "reranking"):
+        write_task(tmp_path / type_, type_)
+    tasks = read_task_folders(tmp_path)
+    found = estimate(hub.load(str(tiny_model)), tasks)
+    pairs = len(QUERIES) * len(DOCUMENTS)
+    assert {task.name: task.pairs for task in found.tasks} == {"retrieval": pairs, "reranking": 0}
+    assert found.search_seconds == pytest.approx(pairs / found.pairs_per_second)
+    assert f"search: {pairs} pairs of a query and a document, 0.0 s" in found.text()
 
 
 @pytest.mark.slow
