@@ -24,6 +24,7 @@ Format = Annotated[
 def compare(runs: Runs = [], format_: Format = "text", **options: Any) -> None:
     """Compare evaluations: a row for each run, with the means of each type of task.
 
-    Differences are to the first run, over the tasks that all runs have a score of.
+    Differences are to the first run, or to the first group if there is no single run. They are over
+    the tasks that all runs have a score of.
     """
     typer.echo(api.format_comparison(api.compare(runs, **options), format_), nl=False)

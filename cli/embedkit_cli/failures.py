@@ -14,7 +14,9 @@ First = Annotated[
 Second = Annotated[Path, typer.Argument(metavar="B", help="The folder to compare with it.")]
 Format = Annotated[
     api.FailuresFormat,
-    typer.Option("--format", help="The list is written in this format; csv and json have all."),
+    typer.Option(
+        "--format", help="The list is written in this format; csv and json have whole texts."
+    ),
 ]
 
 
