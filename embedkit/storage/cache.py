@@ -99,16 +99,17 @@ def file_sha256(path: Path) -> str:
     status, location = path.stat(), str(path.resolve())
     state = [location, status.st_size, status.st_mtime_ns]
     note = root() / "hashes" / sha256_of_text(location)[:32]
-    # A note that is missing or damaged costs one more reading of the file.
+    # A note that is missing, damaged or cannot be written costs one more reading of the file.
     with suppress(OSError, ValueError):
         *noted, digest = json.loads(note.read_text())
         if noted == state:
             return str(digest)
     digest = sha256_of_file(path)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes may note the same hash at a time.
-    with written_aside(note, aside=note.with_name(f".{note.name}.{os.getpid()}")) as aside:
-        aside.write_text(json.dumps([*state, digest]))
+    with suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        # Several processes may note the same hash at a time.
+        with written_aside(note, aside=note.with_name(f".{note.name}.{os.getpid()}")) as aside:
+            aside.write_text(json.dumps([*state, digest]))
     return digest
 
 

@@ -1,11 +1,12 @@
 """Vectors of texts kept on disk, so that one model under one prompt encodes no text twice."""
 
+import errno
 import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,8 @@ deleted when the vectors in use need room."""
 _BLOCK = 256
 """Number of texts in a block."""
 _KEY_BYTES = 16
+_SPARE = 64 * 2**20
+"""Bytes that the cache leaves free on its disk, for results and whatever else is written there."""
 _SUFFIX = ".texts"
 _SUFFIXES = (_SUFFIX, ".block", ".keys", ".vectors")
 """Suffixes of what the cache may delete; all but the first belong to earlier formats."""
@@ -45,12 +48,14 @@ class VectorCache:
     damaged block are not found, with a warning, and can be kept again.
 
     To stay below ``max_bytes``, whole groups are deleted, the least recently used first. The group
-    in use stays; once it fills the cache alone, no more vectors are kept.
+    in use stays; once it fills the cache alone, no more vectors are kept. Nor are they once the
+    disk is full or fails, of which a warning tells once.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._max_bytes = folder, max_bytes
+        self._folder, self._max_bytes, self._failed = folder, max_bytes, False
+        with self._without_failure():
+            folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(folder / ".lock")
         self._groups: dict[str, _Group] = {}
 
@@ -61,15 +66,29 @@ class VectorCache:
 
         Shapes: ``(texts,)`` and ``(found, D)``.
         """
-        with self._lock:
+        with self._without_failure(), self._lock:
             return self._group(identity, prompt).find(keys)
+        return np.zeros(len(keys), dtype=np.bool_), np.empty((0, 0), np.float32)
 
     def keep(self, identity: str, prompt: str, keys: Keys, vectors: NDArray[np.float32]) -> None:
         """Add vectors, if there is room or room can be made. Shapes: ``(texts, D)``."""
-        with self._lock:
+        if self._failed:
+            return
+        with self._without_failure(), self._lock:
             group = self._group(identity, prompt)
             if self._make_room(group.folder, _Group.size(*vectors.shape)):
                 group.add(keys, vectors)
+
+    @contextmanager
+    def _without_failure(self) -> Iterator[None]:
+        """Turn an error of the disk into a warning, after which nothing is kept any more."""
+        try:
+            yield
+        except OSError as error:
+            if not self._failed:
+                remark = f"{self._folder}: {error.strerror}, so vectors are no longer kept"
+                warnings.warn(remark, stacklevel=2)
+            self._failed = True
 
     def _group(self, identity: str, prompt: str) -> "_Group":
         name = sha256_of_text(f"{FORMAT}\n{identity}\n{prompt}")[:32]
@@ -80,11 +99,16 @@ class VectorCache:
         paths = [path for path in self._folder.iterdir() if path.suffix in _SUFFIXES]
         sizes = {path: sum(file.stat().st_size for file in _files(path)) for path in paths}
         used = needed + sum(sizes.values())
-        for path in sorted(sizes.keys() - {in_use}, key=lambda path: path.stat().st_mtime_ns):
-            if used <= self._max_bytes:
+        free = shutil.disk_usage(self._folder).free - _SPARE
+        others = sizes.keys() - {in_use}
+        if needed > free + sum(sizes[path] for path in others):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        for path in sorted(others, key=lambda path: path.stat().st_mtime_ns):
+            if used <= self._max_bytes and needed <= free:
                 break
             shutil.rmtree(path) if path.is_dir() else path.unlink()
             used -= sizes[path]
+            free += sizes[path]
         return used <= self._max_bytes
 
 
