@@ -20,7 +20,7 @@ STOCK_POOLINGS = ("mean", "cls", "lasttoken", "max", "mean_sqrt_len_tokens", "we
 
 
 class DefaultPrompts(Section):
-    """Names of the stored prompts that ``query`` and ``document`` stand for in the exported model.
+    """Prompts of a search, by the names under which the exported model stores them.
 
     Sources with prompts of their own are stored as ``<source>-query`` and ``<source>-document``.
     If all sources have one prompt, it is ``query`` or ``document`` without a name here.
@@ -54,7 +54,8 @@ class ModelSettings(Section):
     """Store the paper's instruction for every task of MTEB(eng, v1) as prompts of the model, so
     that mteb applies them when it scores the model. For models trained to follow instructions."""
     default_prompts: DefaultPrompts = DefaultPrompts()
-    """Prompts of a search, where the sources differ in theirs."""
+    """Names of the stored prompts that ``query`` and ``document`` stand for in the exported model,
+    where the sources differ in theirs."""
 
     @field_validator("pooling")
     @classmethod
