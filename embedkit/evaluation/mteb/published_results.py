@@ -51,25 +51,28 @@ class PublishedResults:
         }
         empty = ModelMeta.create_empty(known)
         path = self._cache.get_task_result_path("any", empty).with_name("model_meta.json")
-        self._meta = _stored(path, empty).model_copy(update=known)
+        self._meta = _stored(path, known) or empty.model_copy(
+            update={"release_date": datetime.now(UTC).date().isoformat()}
+        )
 
     def keep(self, result: TaskResult, settings: Mapping[str, Any]) -> None:
         """Write the result of a task, and in ``run_settings.jsonl`` what it was measured with."""
         self._cache.save_to_cache(result, self._meta, encode_kwargs=settings)
 
 
-def _stored(path: Path, empty: ModelMeta) -> ModelMeta:
-    """Return the meta of an earlier call, or an empty one whose release date is today."""
+def _stored(path: Path, known: Mapping[str, Any]) -> ModelMeta | None:
+    """Return the meta of an earlier call, if there is one, with what is ``known`` now."""
     with suppress(OSError, json.JSONDecodeError):  # There is none, or it was cut short.
         written = json.loads(path.read_bytes())
         # mteb writes this field and warns when it reads it.
         written.pop("is_cross_encoder", None)
         try:
-            return ModelMeta.model_validate(written)
+            # mteb does not read every similarity that it writes, but takes its own type.
+            return ModelMeta.model_validate({**written, **known})
         except ValidationError as error:
             mistake = error.errors()[0]
             raise UserError(
                 f"{path}: mteb does not accept {mistake['loc'][0]} = {mistake['input']!r}; correct "
                 "it, or delete the file"
             ) from None
-    return empty.model_copy(update={"release_date": datetime.now(UTC).date().isoformat()})
+    return None

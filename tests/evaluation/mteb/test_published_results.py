@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import mteb
@@ -19,6 +20,7 @@ from embedkit.evaluation.encoding.encoders import Truncated
 from embedkit.evaluation.mteb.instructions import Instructions
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
+from embedkit.models.settings import Similarity
 
 
 def loaded(output: Path) -> BenchmarkResults:
@@ -97,6 +99,20 @@ def test_other_prompts_instructions_and_dimensions_are_other_revisions(
     expected = [summary.scores["animals"].score for summary in scores]
     assert sorted(found) == pytest.approx(sorted(expected))
     assert len(set(expected)) == 3
+
+
+@pytest.mark.parametrize("similarity", ["dot", "euclidean"])
+def test_the_meta_names_any_similarity_in_a_second_call_too(
+    tmp_path: Path, minilm_model: SentenceTransformer, similarity: Similarity
+) -> None:
+    tasks, encoder = two_sts_tasks(tmp_path / "tasks"), Encoder(minilm_model, "m")
+    encoder.facts = replace(encoder.facts, similarity=similarity)
+    for task in tasks:
+        assert not evaluate(encoder, [task], tmp_path).failed
+    meta = only(tmp_path).model_meta
+    assert meta is not None
+    assert meta.similarity_fn_name == similarity
+    assert len(only(tmp_path).task_results) == 2
 
 
 @pytest.mark.slow
