@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, ByteSize, Field, PositiveInt, TypeAdapter, ValidationError
 
 from embedkit.config import expand
-from embedkit.recipe.dtype_settings import DtypeSettings
+from embedkit.recipe.dtype_settings import Dtype, DtypeSettings
 from embedkit.recipe.instructions import Instructions
 
 
@@ -32,6 +32,10 @@ class ScoringSettings(DtypeSettings):
     """mteb's tasks read this mirror of hub repositories, a folder owner/name for each, and never
     the hub; by default a repository is read from $EMBEDKIT_HUB/owner/name if that folder exists,
     else from the hub."""
+    dtype: Dtype = "fp32"
+    """The model computes in this type: fp32 gives the scores of sentence-transformers and mteb on
+    any machine, fp16 and bf16 are faster, auto is bf16 where the device multiplies it natively,
+    else fp32."""
     cache: bool = True
     """Vectors are kept under $EMBEDKIT_CACHE, so that no text is encoded twice."""
     cache_size: Annotated[str, AfterValidator(_number_of_bytes)] = "20GB"
