@@ -196,7 +196,7 @@ def test_a_cache_that_cannot_be_made_is_answered_in_one_line(
         main()
     assert ended.value.code == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"error: {tmp_path}/file/cache/hashes: Not a directory"]
+    assert lines == [f"error: {tmp_path}/file/cache/records: Not a directory"]
 
 
 def completed(*words: str) -> set[str]:
