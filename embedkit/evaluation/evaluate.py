@@ -65,7 +65,8 @@ def evaluate(
     """
     resolved, settings = _resolved(recipe, tasks, options)
     device = distributed.local_device()
-    with StopRequest(at_once=True), distributed.group(device):
+    # The other ranks go on until rank 0 has ended: one that ends first breaks its collective.
+    with distributed.group(device), StopRequest(at_once=distributed.is_main()):
         whole = opened(model, dtype=settings.dtype).to(device)
         subject = _cutting_at(settings.max_tokens, whole)
         out = Path(output)
