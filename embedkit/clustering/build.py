@@ -60,7 +60,7 @@ def make(
         "sources": [asdict(source) for source in facts],
     }
     distributed.on_main(partial(_begin, output, header))
-    encode = partial(surrogate.encode, normalize_embeddings=True)
+    encode = partial(surrogate.encode, prompt="", normalize_embeddings=True)
     for number, source in enumerate(records):
         folder = source_folder(output, number) / "vectors"
         store_vectors(source, encode, folder, width=surrogate.width, console=console)

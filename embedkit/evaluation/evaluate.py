@@ -1,7 +1,8 @@
 """``evaluate`` and ``estimate`` open a model and tasks by name; ``score`` scores a loaded model."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -30,12 +31,13 @@ from embedkit.evaluation.mteb.untrained_prompts import warn_of_prompts
 from embedkit.evaluation.mteb.verification import Verification, verify_scores
 from embedkit.evaluation.settings import EvaluationOptions, EvaluationSettings, settings_of
 from embedkit.evaluation.summary import Summary
-from embedkit.models import hub
+from embedkit.models import hub, precision
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.load import opened
-from embedkit.recipe import Recipe, as_recipe
+from embedkit.recipe import Dtype, Recipe, as_recipe
 from embedkit.storage import cache
+from embedkit.storage.offline import ask_again
 
 
 def evaluate(
@@ -84,8 +86,9 @@ def score(
 ) -> Summary:
     """Score a loaded model as ``evaluate`` does, on every rank of a group that is there already.
 
-    Runs and ``eval-mteb`` both score by this function. ``tasks`` is called on rank 0 alone, and
-    so is ``stop``, before each task: once it returns true, the rest are left out.
+    The model computes in the precision of ``settings``, and afterwards as before. Runs and
+    ``eval-mteb`` both score by this function. ``tasks`` is called on rank 0 alone, and so is
+    ``stop``, before each task: once it returns true, the rest are left out.
     """
 
     def around(inner: TextEncoder) -> TextEncoder:
@@ -109,7 +112,9 @@ def score(
             stop=stop,
         )
 
-    return _encoder(model, settings).run_on_main(scored)
+    ask_again()
+    with _computing_in(settings.dtype, model):
+        return _encoder(model, settings).run_on_main(scored)
 
 
 def estimate(
@@ -134,7 +139,7 @@ def estimate(
     documents = None
     if isinstance(encoder, ContextualEncoder) and encoder.frozen is None:
         documents = encoder.num_documents
-    with tempfile.TemporaryDirectory() as folder:
+    with _computing_in(settings.dtype, subject), tempfile.TemporaryDirectory() as folder:
         chosen = _select(tasks, resolved, Path(folder), settings)
         instructions = _instructions(settings, chosen)
         warn_of_prompts(subject, chosen, instructions)
@@ -218,6 +223,17 @@ def _instructions(settings: EvaluationSettings, tasks: Sequence[AbsTask]) -> Ins
     instructions = Instructions.asked_for(settings.instructions)
     instructions.check([part for task in tasks for part in leaves(task)])
     return instructions
+
+
+@contextmanager
+def _computing_in(dtype: Dtype, model: EmbeddingModel) -> Iterator[None]:
+    """Have the model compute in ``dtype``, and afterwards as before."""
+    earlier = model.autocast
+    model.autocast = precision.autocast_dtype(dtype, model.device)
+    try:
+        yield
+    finally:
+        model.autocast = earlier
 
 
 def _cutting_at(max_tokens: int | None, model: EmbeddingModel) -> EmbeddingModel:

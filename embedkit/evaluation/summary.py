@@ -163,8 +163,8 @@ class Summary:
             return ""
         results = path.with_name("mteb") / "results"
         return (
-            f"{path} had the scores of {held.model} ({held.dtype}) with other weights, prompts or "
-            f"contexts, and is replaced; results stay in {results}"
+            f"{path} had the scores of {held.model} ({held.dtype}) of another model, precision, "
+            f"limit, prompt or context, and is replaced; results stay in {results}"
         )
 
     def merge_into(self, path: Path) -> None:

@@ -1,7 +1,5 @@
 """Evaluates a model before, during and after its training."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,9 +11,8 @@ from embedkit.evaluation.mteb.task_selection import open_tasks
 from embedkit.evaluation.settings import settings_of
 from embedkit.evaluation.summary import Summary
 from embedkit.finetuning.mixture import Mixture
-from embedkit.models import precision
 from embedkit.models.embedding_model import EmbeddingModel
-from embedkit.recipe import Dtype, Evaluation
+from embedkit.recipe import Evaluation
 from embedkit.training.interfaces import Stop
 
 
@@ -59,21 +56,9 @@ class Evaluator:
         if not self.settings.wanted:
             return None
         settings = settings_of(self.settings)
-        with _computing_in(settings.dtype, self.model):
-            return score(self.model, lambda: self._tasks, self.folder / name, settings, stop)
+        return score(self.model, lambda: self._tasks, self.folder / name, settings, stop)
 
     @cached_property
     def _tasks(self) -> list[AbsTask]:
         manifests, records = self.mixture.manifests, self.mixture.records
         return open_tasks(self.settings, manifests, records, self.folder / "tasks")
-
-
-@contextmanager
-def _computing_in(dtype: Dtype, model: EmbeddingModel) -> Iterator[None]:
-    """Have the model compute in ``dtype``, and afterwards as in training again."""
-    in_training = model.autocast
-    model.autocast = precision.autocast_dtype(dtype, model.device)
-    try:
-        yield
-    finally:
-        model.autocast = in_training

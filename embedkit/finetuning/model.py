@@ -71,12 +71,14 @@ def load(
 
 
 def scale_to_unit_norm(model: Embedder | Contextual) -> str | None:
-    """Make a model's vectors unit vectors compared by cosine; return what was changed, if anything.
+    """Make a model's vectors whole unit vectors compared by cosine; return what changed, or None.
 
     Losses compare unit vectors, so that nothing else of a vector is trained.
     """
     changed = [] if model.similarity == "cosine" else [f"similarity {model.similarity}"]
-    model.similarity = "cosine"
+    if model.truncate_dim is not None:
+        changed.append(f"vectors cut to {model.truncate_dim} dimensions")
+    model.similarity, model.truncate_dim = "cosine", None
     if isinstance(model, Contextual):
         changed += [] if model.normalize else [_ANY_NORM]
         model.normalize = True
@@ -86,8 +88,8 @@ def scale_to_unit_norm(model: Embedder | Contextual) -> str | None:
     if not changed:
         return None
     return (
-        f"{model.name} has {' and '.join(changed)}; this run trains, scores and exports unit "
-        "vectors that are compared by cosine"
+        f"{model.name} has {' and '.join(changed)}; this run trains, scores and exports "
+        "whole unit vectors, compared by cosine"
     )
 
 

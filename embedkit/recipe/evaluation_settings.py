@@ -37,7 +37,8 @@ class ScoringSettings(DtypeSettings):
     any machine, fp16 and bf16 are faster, auto is bf16 where the device multiplies it natively,
     else fp32."""
     cache: bool = True
-    """Vectors are kept under $EMBEDKIT_CACHE, so that no text is encoded twice."""
+    """Vectors are kept under $EMBEDKIT_CACHE, so that a second evaluation does not encode the same
+    texts again."""
     cache_size: Annotated[str, AfterValidator(_number_of_bytes)] = "20GB"
     """All kept vectors take at most this much room; those used longest ago are deleted first."""
 

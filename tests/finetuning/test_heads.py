@@ -42,7 +42,7 @@ def test_vectors_of_any_norm_are_trained_to_unit_norm_which_is_said(
     said = " ".join(capsys.readouterr().out.split())
     assert (
         "note: stock has similarity dot and vectors of any norm; this run trains, scores and "
-        "exports unit vectors that are compared by cosine"
+        "exports whole unit vectors, compared by cosine"
     ) in said
     theirs = SentenceTransformer(str(exported), device="cpu")
     assert theirs.similarity_fn_name == "cosine"

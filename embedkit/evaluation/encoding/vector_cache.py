@@ -1,4 +1,4 @@
-"""Vectors of texts kept on disk, so that one model under one prompt encodes no text twice."""
+"""Vectors of texts kept on disk, for one model under one prompt to encode the same texts once."""
 
 import errno
 import hashlib

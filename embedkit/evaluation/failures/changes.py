@@ -115,6 +115,8 @@ def _comparable(
     reason = "no results of the same single queries, which earlier versions did not keep"
     if not known:
         why = "no retrieval or reranking task has a score in both"
+        if wanted:
+            why = f"{', '.join(wanted)}: only retrieval and reranking tasks have queries"
         if missing:
             why = f"some run has {reason}: {missing}"
         remedy = "score the same tasks with embedkit eval-mteb"

@@ -67,11 +67,11 @@ def check_mirror(mirror: Path, tasks: Iterable[AbsTask]) -> None:
     if not mirror.is_dir():
         raise ArgumentError(("data_dir", f"there is no folder {mirror}"))
     sources = [task.metadata.dataset for task in tasks if not task.data_loaded]
-    if not any(folder_of(mirror, source) for source in sources):
+    if sources and not any(folder_of(mirror, source) for source in sources):
         wanted = ", ".join(sorted({str(source["path"]) for source in sources})[:3])
         reason = (
             f"{mirror} holds none of the {len(sources)} repositories that the tasks read "
-            f"({wanted or 'task folders bring their own data'}); put each in a folder owner/name"
+            f"({wanted}); put each in a folder owner/name"
         )
         raise ArgumentError(("data_dir", reason))
 

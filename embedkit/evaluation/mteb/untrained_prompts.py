@@ -40,7 +40,7 @@ def warn_of_prompts(
     names = list(dict.fromkeys(name for reading in fresh for name in tasks_of[reading]))
     named = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
     warnings.warn(
-        f"{model.name}: {len(names)} of {len(parts)} tasks ({named}) have texts that its training "
-        f"never read so, such as {described(fresh[:1])}; it had {model.trained_prompts}",
+        f"{model.name}: {len(names)} of {len(parts)} tasks and parts ({named}) have texts that its "
+        f"training never read so, such as {described(fresh[:1])}; it had {model.trained_prompts}",
         stacklevel=2,
     )

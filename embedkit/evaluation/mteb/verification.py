@@ -60,7 +60,7 @@ class Verification:
             table.add_row(task, *(f"{100 * number:.4f}" for number in numbers))
         told = f"largest difference: {100 * self.largest:.4f}"
         if self.dtype != "float32":
-            told += f"; embedkit computed in {self.dtype}, so that --dtype fp32 would differ less"
+            told += f"; embedkit computed in {self.dtype}: --dtype fp32 gives a verdict"
         elif self.failed:
             told += f", which is more than the {100 * TOLERANCE:.2f} that rounding explains"
         return f"{as_text(table).rstrip()}\n{told}\n"
