@@ -25,6 +25,8 @@ class StopRequest:
 
     def __init__(self, *, at_once: bool = False) -> None:
         self.asked = False
+        self.signal = signal.SIGINT
+        """The signal that asked."""
         self._at_once, self._since = at_once, 0.0
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
@@ -40,6 +42,7 @@ class StopRequest:
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if not self.asked:
             self.asked, self._since = True, time.monotonic()
+            self.signal = signal.Signals(number)
             if self._at_once:
                 raise KeyboardInterrupt(number)
         elif time.monotonic() - self._since > self._ONE_REQUEST:

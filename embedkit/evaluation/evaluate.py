@@ -30,7 +30,7 @@ from embedkit.evaluation.mteb.task_selection import leaves, select_tasks, tasks_
 from embedkit.evaluation.mteb.untrained_prompts import warn_of_prompts
 from embedkit.evaluation.mteb.verification import Verification, verify_scores
 from embedkit.evaluation.settings import EvaluationOptions, EvaluationSettings, settings_of
-from embedkit.evaluation.summary import Summary
+from embedkit.evaluation.summary import EvaluationInterrupted, Summary
 from embedkit.models import hub, precision
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedding_model import EmbeddingModel
@@ -68,13 +68,16 @@ def evaluate(
     resolved, settings = _resolved(recipe, tasks, options)
     device = distributed.local_device()
     # The other ranks go on until rank 0 has ended: one that ends first breaks its collective.
-    with distributed.group(device), StopRequest(at_once=distributed.is_main()):
+    with distributed.group(device), StopRequest(at_once=distributed.is_main()) as request:
         whole = opened(model, dtype=settings.dtype).to(device)
         subject = _cutting_at(settings.max_tokens, whole)
         out = Path(output)
-        return score(
-            subject, partial(_select, tasks, resolved, out / "tasks", settings), out, settings
-        )
+        chosen = partial(_select, tasks, resolved, out / "tasks", settings)
+        # Libraries swallow a KeyboardInterrupt here and there: the request is looked at again.
+        summary = score(subject, chosen, out, settings, stop=lambda: request.asked)
+        if request.asked and distributed.is_main():
+            raise EvaluationInterrupted(summary, request.signal)
+        return summary
 
 
 def score(

@@ -159,13 +159,13 @@ def test_texts_are_encoded_behind_the_prompts_of_their_source(
     model: EmbeddingModel, tmp_path: Path
 ) -> None:
     prompts = {"query": "heron grove: ", "document": "fjord: "}
-    records = Records.from_rows(ROWS, prompts=prompts, max_document_tokens=5)
+    records = Records.from_rows(ROWS, prompts=prompts, max_document_tokens=12)
     mine(records, model, tmp_path / "mined", **ALL)
     row = pairs_of(tmp_path / "mined")[0]
     # Cosines are what is mined by, also for a model whose vectors have any norm.
     encode = partial(model.encode, normalize_embeddings=True)
     query = encode([row["query"]], prompt="heron grove: ")
-    documents = encode([row["positive"], *row["negatives"]], prompt="fjord: ", max_tokens=5)
+    documents = encode([row["positive"], *row["negatives"]], prompt="fjord: ", max_tokens=12)
     scores = (query @ documents.T)[0]
     np.testing.assert_allclose(scores, [row["positive_score"], *row["negative_scores"]], atol=2e-3)
     assert sorted(row["negative_scores"], reverse=True) == row["negative_scores"]

@@ -81,8 +81,12 @@ def test_a_stock_folder_needs_no_embedkit(
 ) -> None:
     vectors = tmp_path / "vectors.npy"
     run_bare([bare_python, "-c", ELSEWHERE, stock, vectors, *TEXTS], cwd=tmp_path)
-    expected = prompted(masked_lm).encode_query(TEXTS)
-    np.testing.assert_allclose(np.load(vectors), np.stack([expected, expected]), atol=1e-5)
+    model = prompted(masked_lm)
+    expected = [
+        model.encode_query(TEXTS),
+        model.encode(TEXTS, role="query", normalize_embeddings=True),
+    ]
+    np.testing.assert_allclose(np.load(vectors), np.stack(expected), atol=1e-5)
 
 
 def test_a_stock_folder_comes_home_as_the_same_neobert(masked_lm: Path, stock: Path) -> None:
