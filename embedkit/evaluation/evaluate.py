@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Unpack
 
 from mteb.abstasks.abstask import AbsTask
+from transformers import PreTrainedModel
 
 from embedkit import distributed
 from embedkit.distributed.interrupt import StopRequest
@@ -233,10 +234,23 @@ def _computing_in(dtype: Dtype, model: EmbeddingModel) -> Iterator[None]:
     """Have the model compute in ``dtype``, and afterwards as before."""
     earlier = model.autocast
     model.autocast = precision.autocast_dtype(dtype, model.device)
+    # Flash kernels take no fp32, and a model that is being trained may have been loaded with one.
+    kernels = {} if model.autocast else _flash_kernels(model)
     try:
+        for encoder in kernels:
+            encoder.set_attn_implementation("sdpa")
         yield
     finally:
+        for encoder, kernel in kernels.items():
+            encoder.set_attn_implementation(kernel)
         model.autocast = earlier
+
+
+def _flash_kernels(model: EmbeddingModel) -> dict[PreTrainedModel, str]:
+    """Return the encoders of transformers that compute attention by a flash kernel, and which."""
+    encoders = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    kernels = {encoder: str(encoder.config._attn_implementation) for encoder in encoders}
+    return {encoder: kernel for encoder, kernel in kernels.items() if kernel.startswith("flash")}
 
 
 def _cutting_at(max_tokens: int | None, model: EmbeddingModel) -> EmbeddingModel:

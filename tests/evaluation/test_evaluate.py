@@ -3,15 +3,19 @@
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from embedkit_cli.app import app
 from support.mirrors import ONE_OF_EACH_TYPE, write_cqadupstack
 from support.task_folders import write_task
+from support.tiny_bert import real_tokenizer, tiny_bert
 from typer.testing import CliRunner, Result
 
 from embedkit import api, load_recipe
 from embedkit.evaluation.summary import TYPES, Summary
+from embedkit.models import hub
 
 SCORED = {*ONE_OF_EACH_TYPE, "CQADupstackRetrieval"} - {"CQADupstackGamingRetrieval"}
 
@@ -98,3 +102,21 @@ def test_an_exported_model_has_the_scores_of_its_run_to_the_last_digit(
             after.scores[name].prompts,
             after.scores[name].contexts,
         )
+
+
+def test_an_encoder_with_a_flash_kernel_is_scored_in_fp32(tmp_path: Path) -> None:
+    tiny_bert(dropout=0.0).save_pretrained(tmp_path / "bert")
+    real_tokenizer().save_pretrained(tmp_path / "bert")
+    model = hub.load(str(tmp_path / "bert"), autocast=torch.bfloat16, device=torch.device("cpu"))
+    encoder: Any = model.backbone.model
+
+    def choose(kernel: str) -> None:
+        encoder.config._attn_implementation = kernel
+
+    # transformers chooses no flash kernel where flash-attn is missing, and computes by none.
+    encoder.set_attn_implementation = choose
+    choose("flash_attention_2")
+    write_task(tmp_path / "sts", "sts")
+    summary = api.evaluate(model, [tmp_path / "sts"], tmp_path / "out", dtype="fp32", cache=False)
+    assert not summary.failed
+    assert encoder.config._attn_implementation == "flash_attention_2"
