@@ -9,10 +9,11 @@ from typing import Any
 
 import tomli_w
 import torch
+from pydantic import ValidationError
 
 from embedkit.config import differences, read_toml
 from embedkit.errors import UserError
-from embedkit.recipe import Training
+from embedkit.recipe import PretrainRecipe, Recipe, Training
 from embedkit.recipe.load_recipes import with_new_names
 from embedkit.storage.atomic import aside_of, write_json, write_text
 from embedkit.storage.folders import check_replaceable, set_aside
@@ -192,7 +193,7 @@ def _refuse_changes(
     longer = (new["steps"] or 0) >= (old.get("steps") or 0)
     extended = longer and new["optim"]["schedule"] == "constant"
     inert = (*_INERT, "steps:") if extended else _INERT
-    changes = differences(_stated(with_new_names(old, "the run")[0]), _stated(new))
+    changes = differences(_stated(_completed(old)), _stated(new))
     changes = [change for change in changes if not change.startswith(inert)]
     for kind in ("sources", "model"):
         before = {name: digest[:12] for name, digest in then[kind].items()}
@@ -204,6 +205,18 @@ def _refuse_changes(
             f"{folder.path}: this is another run than the one of its {origin}: "
             f"{'; '.join(changes)}; undo the change, or choose another --output"
         )
+
+
+def _completed(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a stored recipe under current names, with the defaults of settings newer than it."""
+    tables, _ = with_new_names(stored, "the run")
+    pretrains = tables.get("objective", {}).get("kind") == "masked_lm"
+    try:
+        recipe = (PretrainRecipe if pretrains else Recipe).model_validate(tables)
+    except ValidationError:
+        # What this version does not read, it reports as a difference.
+        return tables
+    return recipe.model_dump(mode="json")
 
 
 def _stated(value: Any) -> Any:

@@ -283,6 +283,16 @@ OTHER_RUNS = [
 ]
 
 
+def test_a_setting_newer_than_the_run_had_its_default(tmp_path: Path) -> None:
+    folder = run_folder.claim(tmp_path / "run", resume=False, overwrite=False)
+    facts = facts_of(recipe_with())
+    del facts["recipe"]["embedder"]["train_dense"], facts["recipe"]["embedder"]["default_prompts"]
+    (folder.path / "run.json").write_text(json.dumps(facts))
+    assert begun(folder, facts_of(recipe_with()))
+    with pytest.raises(UserError, match=r"embedder\.train_dense: true -> false; undo"):
+        begun(folder, facts_of(recipe_with(embedder__train_dense=False)))
+
+
 def forget_recipe(folder: RunFolder) -> None:
     """Take the recipe out of ``run.json``, where earlier versions did not have it."""
     told = json.loads((folder.path / "run.json").read_text())
