@@ -129,18 +129,27 @@ def set_prompts(recipe: Recipe, records: Sequence[Records], model: Embedder | Co
         model.prompts |= benchmark_prompts()
     for side, name in recipe.embedder.default_prompts.model_dump(exclude_none=True).items():
         model.prompts[side] = _prompt_called(name, f"embedder.default_prompts.{side}", model)
+    model.trained_prompts = _prompts_of(records).joined(model.trained_prompts)
+
+
+def undecided_sides(model: EmbeddingModel, records: Sequence[Records]) -> dict[str, str]:
+    """Return the sides of a search that a run had prompts for and the model stores none for.
+
+    Each comes with the name of a stored prompt that the run put before its texts.
+    """
+    run = _prompts_of(records)
+    undecided = {}
+    for side in SIDES:
+        named = [name for name in model.prompts if name.endswith(f"-{side}")]
+        had = [name for name in named if run.has(side, model.prompts[name])]
+        if side not in model.prompts and not run.has(side, "") and had:
+            undecided[side] = had[0]
+    return undecided
+
+
+def _prompts_of(records: Sequence[Records]) -> TrainedPrompts:
     used = {side: [getattr(source.prompts, side) for source in records] for side in SIDES}
-    model.trained_prompts = TrainedPrompts(used).joined(model.trained_prompts)
-
-
-def undecided_sides(model: EmbeddingModel) -> list[str]:
-    """Return the sides of a search that no stored prompt stands for, and training had one for."""
-    trained = model.trained_prompts
-    return [
-        side
-        for side in SIDES
-        if trained and side not in model.prompts and not trained.has(side, "")
-    ]
+    return TrainedPrompts(used)
 
 
 def _prompt_called(name: str, key: str, model: Embedder | Contextual) -> str:

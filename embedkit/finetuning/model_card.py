@@ -1,7 +1,9 @@
 """Writes the model card of an exported model."""
 
 import json
+from collections.abc import Sequence
 
+from embedkit.data.pairs.records import Records
 from embedkit.evaluation.summary import Summary, as_text, comparison
 from embedkit.finetuning.card_metadata import front_matter
 from embedkit.finetuning.mixture import Mixture
@@ -87,13 +89,14 @@ def model_card(
     after: Summary | None,
 ) -> str:
     """Return Markdown with the front matter that the Hugging Face hub reads."""
+    calls = _calls(model, mixture.records)
     if recipe.context is None:
         pooling = {"mean": "mean", "cls": "first"}.get(model.pooling, f"pooling `{model.pooling}`")
-        vectors, use = f"the {pooling} of the last hidden states", _USE.format(**_calls(model))
+        vectors, use = f"the {pooling} of the last hidden states", _USE.format(**calls)
     else:
         slots = recipe.context.num_context
         vectors = _VECTORS_IN_CONTEXT.format(slots=slots)
-        use = _USE_IN_CONTEXT.format(slots=slots, **_calls(model))
+        use = _USE_IN_CONTEXT.format(slots=slots, **calls)
     data = "".join(
         f"\n| {records.name} | {len(records):,} | {share:.1%} | {records.license or 'not stated'} |"
         for records, share in zip(mixture.records, mixture.shares, strict=True)
@@ -123,13 +126,12 @@ def model_card(
     )
 
 
-def _calls(model: EmbeddingModel) -> dict[str, str]:
+def _calls(model: EmbeddingModel, records: Sequence[Records]) -> dict[str, str]:
     """Return the calls by which queries and documents are read behind prompts of the training."""
     calls = {"context_prompt": ""}
     for side in SIDES:
         calls |= {side: f"model.encode_{side}", f"{side}_prompt": ""}
-    for side in undecided_sides(model):
-        name = next(name for name in model.prompts if name.endswith(f"-{side}"))
+    for side, name in undecided_sides(model, records).items():
         calls |= {side: "model.encode", f"{side}_prompt": f', prompt_name="{name}"'}
         if side == "document":
             calls["context_prompt"] = f', prompt=model.prompts["{name}"]'
@@ -148,7 +150,11 @@ def _untrained(model: EmbeddingModel) -> str:
         if not trained.has(sides[name] if sides[name] in SIDES else "text", prompt)
     ]
     more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
-    return f" Training never had {', '.join(unknown[:_NAMED])}{more}." if unknown else ""
+    if not unknown:
+        return ""
+    plural = "s" * (len(unknown) > 1)
+    named = f"stored prompt{plural} {', '.join(unknown[:_NAMED])}{more}"
+    return f" No text was read in training behind the {named}."
 
 
 def _prompts(model: EmbeddingModel, recipe: Recipe) -> str:

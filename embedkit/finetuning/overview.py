@@ -1,6 +1,6 @@
 """Says before a run what will be trained on what, and what its user may not have meant."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.table import Column, Table
 from torch import nn
@@ -8,6 +8,7 @@ from torch import nn
 from embedkit import distributed
 from embedkit.data.batch_sampler import BatchSampler
 from embedkit.data.pairs.lengths import known_lengths, limits_of
+from embedkit.data.pairs.records import Records
 from embedkit.finetuning.mixture import Mixture
 from embedkit.finetuning.model import undecided_sides
 from embedkit.models.contextual.model import Contextual
@@ -60,14 +61,13 @@ def remarks(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def remarks_on_prompts(model: Embedder | Contextual) -> Iterator[str]:
+def remarks_on_prompts(model: Embedder | Contextual, records: Sequence[Records]) -> Iterator[str]:
     """Yield the sides that the exported model will read behind no prompt, against its training."""
-    for side in undecided_sides(model):
-        names = [name for name in model.prompts if name.endswith(f"-{side}")]
+    for side, name in undecided_sides(model, records).items():
         key = f"embedder.default_prompts.{side}"
         yield (
             f"sources differ in the prompt of a {side}, so that the exported model's encode_{side} "
-            f'puts none: name one for searches, such as {key} = "{names[0]}"'
+            f'puts none: name one for searches, such as {key} = "{name}"'
         )
 
 

@@ -91,7 +91,8 @@ def prepare(
     distributed.on_main(lambda: console.print(overview(recipe, mixture, sampler, model, chosen)))
     if within_reach:
         console.print(within_reach, soft_wrap=True)
-    for remark in filter(None, (unit_norm, *remarks(recipe), *remarks_on_prompts(model))):
+    on_prompts = remarks_on_prompts(model, mixture.records)
+    for remark in filter(None, (unit_norm, *remarks(recipe), *on_prompts)):
         console.print(f"note: {remark}", soft_wrap=True)
     evaluator = Evaluator(recipe.evaluation, folder.evaluation, model, mixture)
     return TrainingJob(

@@ -53,7 +53,8 @@ class TrainedPrompts:
         """Warn in one line, on the main process and once each, of what training never had."""
         if (fresh := self.new(readings)) and distributed.is_main():
             warnings.warn(
-                f"{model}: {described(fresh)}, which its training never had; it had {self}",
+                f"{model}: {described(fresh)}, which its training by embedkit never had; "
+                f"it had {self}",
                 stacklevel=4,
             )
 

@@ -19,6 +19,7 @@ import embedkit
 from embedkit.config import read_toml
 from embedkit.data.pairs.records import Records
 from embedkit.errors import UserError
+from embedkit.finetuning.model import undecided_sides
 from embedkit.models.contextual.loading import load_contextual
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.trained_prompts import FILE, TrainedPrompts
@@ -102,7 +103,7 @@ def test_two_stages_record_their_prompts_too(exported_in_context: Path, tmp_path
     context = model.build_context(TEXTS, prompt="page: ")
     assert not lines_of(lambda: model.encode(TEXTS, prompt="page: ", context=context))
     (line,) = lines_of(lambda: model.encode(TEXTS, prompt="elsewhere: ", context=context))
-    assert "texts behind 'elsewhere: ', which its training never had" in line
+    assert "texts behind 'elsewhere: ', which its training by embedkit never had" in line
 
 
 def test_training_goes_on_from_the_record_of_its_model(
@@ -131,8 +132,8 @@ def test_a_prompt_that_training_had_is_read_in_silence_and_another_is_told_once(
     assert not [line for work in quiet for line in lines_of(work)]
     (line,) = lines_of(lambda: model.encode(TEXTS, prompt="", role="query"))
     assert line == (
-        "run: queries without a prompt, which its training never had; it had queries behind "
-        "'find: ' (and 1 other), documents behind 'page: ' (and 1 other)"
+        "run: queries without a prompt, which its training by embedkit never had; it had queries "
+        "behind 'find: ' (and 1 other), documents behind 'page: ' (and 1 other)"
     ).replace("run:", f"{model.name}:")
     assert not lines_of(lambda: model.encode(TEXTS, prompt="", role="query"))
     assert len(lines_of(lambda: model.encode(TEXTS, prompt="page: ", role="query"))) == 1
@@ -160,7 +161,7 @@ def test_mining_and_clustering_tell_it_in_one_line(
     model.trained_prompts = TrainedPrompts({"query": ["find: "], "document": ["page: "]})
     recipe = embedkit.load_recipe(str(small_recipe))
     (line,) = lines_of(lambda: embedkit.cluster(recipe, tmp_path / "table", surrogate=model))
-    assert "texts without a prompt, which its training never had" in line
+    assert "texts without a prompt, which its training by embedkit never had" in line
 
 
 def test_an_evaluation_tells_all_tasks_in_one_line(exported: Path, tmp_path: Path) -> None:
@@ -175,7 +176,8 @@ def test_an_evaluation_tells_all_tasks_in_one_line(exported: Path, tmp_path: Pat
 
     assert not lines_of(lambda: scored(exported))
     (line,) = lines_of(lambda: scored(exported, file))
-    assert "3 of 4 tasks (r, s1, s2) have texts that its training never read so" in line
+    expected = "3 of 4 tasks and parts (r, s1, s2) have texts that its training by embedkit never"
+    assert expected in line
     assert "such as queries behind 'y: '; it had" in line
 
 
@@ -208,6 +210,15 @@ def test_the_card_s_example_reads_behind_prompts_of_the_training(
     assert "model.encode_document([" in (undecided / "README.md").read_text()
 
 
+def test_a_run_names_its_own_prompts_and_not_those_of_the_training_before(tiny_model: Path) -> None:
+    rows = [{"query": "a query", "positive": "a document"}]
+    records = [Records.from_rows(rows, prompts={"query": each}) for each in ("find: ", "ask: ")]
+    model = embedkit.load(tiny_model, dtype="fp32")
+    model.prompts = {"base-query": "base: ", "a-query": "find: ", "b-query": "ask: "}
+    model.trained_prompts = TrainedPrompts({"query": ["base: ", ""], "document": [""]})
+    assert undecided_sides(model, records) == {"query": "a-query"}
+
+
 def test_the_card_of_two_stages_has_an_example_too(exported_in_context: Path) -> None:
     names = run_example(exported_in_context)
     model = load_contextual(str(exported_in_context))
@@ -222,7 +233,10 @@ def test_the_card_names_stored_prompts_that_training_never_had(
 ) -> None:
     settings = {"default_prompts": DEFAULTS, "benchmark_prompts": True}
     folder = embedkit.finetune(recipe_of(tmp_path, small_recipe, **settings), tmp_path / "run")
-    told = re.search(r"Training never had (.*)\.\n", (folder / "README.md").read_text())
+    told = re.search(
+        r"No text was read in training behind the stored prompts (.*)\.\n",
+        (folder / "README.md").read_text(),
+    )
     assert told is not None
     assert told[1] == "`ArguAna`, `ClimateFEVER`, `CQADupstackAndroidRetrieval` and 64 more"
 

@@ -41,6 +41,7 @@ def warn_of_prompts(
     named = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
     warnings.warn(
         f"{model.name}: {len(names)} of {len(parts)} tasks and parts ({named}) have texts that its "
-        f"training never read so, such as {described(fresh[:1])}; it had {model.trained_prompts}",
+        f"training by embedkit never read so, such as {described(fresh[:1])}; it had "
+        f"{model.trained_prompts}",
         stacklevel=2,
     )
