@@ -72,13 +72,21 @@ def dot_products(queries: Tensor, documents: Tensor) -> Tensor:
 def ordered(scores: Tensor, numbers: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return ``count`` columns, best first, equal scores by number; what was not found is -1.
 
-    Shapes: ``(q, n)`` -> ``(q, count)``.
+    Shapes: fp32 scores and numbers below 2**31 ``(q, n)`` -> ``(q, count)``.
     """
-    scores = scores.masked_fill(numbers < 0, -torch.inf)
-    by_number = numbers.argsort(dim=1)
-    scores, order = scores.gather(1, by_number).sort(dim=1, descending=True, stable=True)
-    numbers = numbers.gather(1, by_number).gather(1, order)
+    # One topk of integers, score above and number below, takes a fraction of the time of two sorts.
+    # Adding 0 turns -0 into 0.
+    bits = (scores.masked_fill(numbers < 0, -torch.inf) + 0.0).view(torch.int32)
+    keys = (_by_size(bits).to(torch.int64) << 32) | (~numbers & 0xFFFFFFFF)
+    keys = keys.topk(min(count, keys.shape[1]), dim=1).values
+    scores = _by_size((keys >> 32).to(torch.int32)).view(torch.float32)
+    numbers = (~keys).to(torch.int32).to(torch.int64)
     lacking = (0, max(0, count - scores.shape[1]))
     scores = torch.nn.functional.pad(scores, lacking, value=-torch.inf)
     numbers = torch.nn.functional.pad(numbers, lacking, value=-1)
-    return scores[:, :count], numbers[:, :count]
+    return scores, numbers
+
+
+def _by_size(bits: Tensor) -> Tensor:
+    """Turn bits of fp32 numbers into integers of the same order, and back."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)

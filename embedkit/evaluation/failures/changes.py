@@ -85,6 +85,8 @@ def failures(first: str | Path, second: str | Path, **options: Unpack[FailuresOp
     """
     settings = from_arguments(FailuresSettings, options)
     runs = read_run(Path(first)), read_run(Path(second))
+    if runs[0].name == runs[1].name:
+        raise UserError(f"two runs are called {runs[0].name}: rename one's folder")
     tasks, notes = _comparable(*runs, settings.task)
     found = []
     for task in tasks:
@@ -113,15 +115,18 @@ def _comparable(
     known = [task for task in tasks.tasks if task.over_queries is not None]
     missing = ", ".join(tasks.without_queries)
     reason = "no results of the same single queries, which earlier versions did not keep"
+    of_others = set(wanted) - {task.task for task in known} - set(tasks.without_queries)
+    others = f"only retrieval and reranking tasks have queries: {', '.join(sorted(of_others))}"
+    remedy = "score the same tasks with embedkit eval-mteb"
+    if not known and missing:
+        raise UserError(f"{first.name}, {second.name}: some run has {reason}: {missing}; {remedy}")
+    if not known and wanted:
+        raise UserError(f"--task: {others}")
     if not known:
         why = "no retrieval or reranking task has a score in both"
-        if wanted:
-            why = f"{', '.join(wanted)}: only retrieval and reranking tasks have queries"
-        if missing:
-            why = f"some run has {reason}: {missing}"
-        remedy = "score the same tasks with embedkit eval-mteb"
         raise UserError(f"{first.name}, {second.name}: {why}; {remedy}")
-    return known, [f"Left out, since some run has {reason}: {missing}"] if missing else []
+    notes = [f"Left out, since some run has {reason}: {missing}"] if missing else []
+    return known, [*notes, f"Left out, since {others}"] if of_others else notes
 
 
 def _changes(first: Run, second: Run, task: TaskDifference) -> dict[QueryKey, _Pair]:

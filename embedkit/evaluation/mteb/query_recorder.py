@@ -1,8 +1,9 @@
 """Takes the result of each query from mteb while it scores a retrieval or reranking task."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,12 @@ from mteb._evaluators.retrieval_metrics import calculate_retrieval_scores
 from mteb.abstasks import AbsTaskRetrieval
 from mteb.abstasks.abstask import AbsTask
 
-from embedkit.evaluation.query_results import FRONT, QueryResult, write_query_results
+from embedkit.evaluation.query_results import (
+    FRONT,
+    QueryResult,
+    read_query_results,
+    write_query_results,
+)
 
 Judgements = Mapping[str, Mapping[str, int]]
 """Relevance of documents by query: a document of relevance 0 is judged, and not relevant."""
@@ -33,14 +39,16 @@ def recorded_queries(task: AbsTask, path: Path) -> Iterator[None]:
     """Write the result of each query to ``path`` while mteb scores a task within the block.
 
     mteb hands the scores of all queries to ``task_specific_scores``, and writes its own result
-    later: where mteb's file is, this one is too. Tasks of other types have no queries, and a main
-    score that is no mean over queries has none of one query; nothing is written then.
+    later: where mteb's file is, this one is too. mteb goes on with the subsets that its file lacks,
+    and so does this; if queries of the others are lost, mteb's file is deleted, so that all are
+    scored. Tasks of other types have no queries, and a main score that is no mean over queries has
+    none of one query; nothing is written then.
     """
     metric = task.metadata.main_score
     if not isinstance(task, AbsTaskRetrieval) or _trec_name(metric) is None:
         yield
         return
-    ask_task, results = task.task_specific_scores, list[QueryResult]()
+    ask_task, results = task.task_specific_scores, _scored_before(path)
 
     def record(
         scores: dict[str, dict[str, float]],
@@ -60,6 +68,21 @@ def recorded_queries(task: AbsTask, path: Path) -> Iterator[None]:
         yield
     finally:
         del vars(task)["task_specific_scores"]
+
+
+def _scored_before(path: Path) -> list[QueryResult]:
+    """Return the queries of the subsets in mteb's file; delete that file if some have none."""
+    of_mteb, kept = path.with_suffix(".json"), list[QueryResult]()
+    if not of_mteb.exists():
+        return []
+    scores = json.loads(of_mteb.read_text(encoding="utf-8"))["scores"]
+    scored = {(split, each["hf_subset"]) for split, found in scores.items() for each in found}
+    with suppress(ValueError):  # The file is not there, or no longer whole.
+        kept = [each for each in read_query_results(path) if (each.split, each.subset) in scored]
+    if scored - {(each.split, each.subset) for each in kept}:
+        of_mteb.unlink()
+        return []
+    return kept
 
 
 def query_results(

@@ -134,8 +134,20 @@ def test_old_results_are_named_and_refused_if_there_are_no_others(folder: Path) 
     )
     with pytest.raises(UserError, match=r"noise, minilm: some run has no results of the same"):
         failures(folder / "noise", folder / "minilm", task=["my_retrieval"])
-    with pytest.raises(UserError, match="no retrieval or reranking task has a score in both"):
+
+
+def test_tasks_without_queries_are_noted_and_refused_if_there_are_no_others(folder: Path) -> None:
+    why = "only retrieval and reranking tasks have queries: my_sts"
+    found = failures(folder / "noise", folder / "minilm", task=["my_sts", "my_reranking"])
+    assert [task.task.task for task in found.tasks] == ["my_reranking"]
+    assert found.notes == (f"Left out, since {why}",)
+    with pytest.raises(UserError, match=f"--task: {why}"):
         failures(folder / "noise", folder / "minilm", task=["my_sts"])
+
+
+def test_two_runs_of_one_name_are_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match="two runs are called noise: rename one's folder"):
+        failures(folder / "noise", folder / "noise")
 
 
 def test_an_unknown_task_is_refused(folder: Path) -> None:

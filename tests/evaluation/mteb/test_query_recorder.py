@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -52,7 +53,7 @@ def test_a_query_keeps_its_ranks(tmp_path: Path, minilm_model: SentenceTransform
     assert query.front_scores[0] == pytest.approx(vectors[0] @ vectors[1], abs=1e-5)
 
 
-def test_a_kept_result_keeps_its_queries_and_an_old_one_has_none(
+def test_a_kept_result_keeps_its_queries_and_an_old_one_is_scored_again(
     tmp_path: Path, minilm_model: SentenceTransformer
 ) -> None:
     (task,) = read_task_folders(write_task(tmp_path / "mine", "retrieval"))
@@ -61,7 +62,37 @@ def test_a_kept_result_keeps_its_queries_and_an_old_one_has_none(
     again = evaluate(encoder, [task], tmp_path / "out").scores["mine"]
     assert again == first
     (tmp_path / "out" / first.queries["mine"]).unlink()
-    assert evaluate(encoder, [task], tmp_path / "out").scores["mine"].queries == {}
+    assert evaluate(encoder, [task], tmp_path / "out").scores["mine"].queries == first.queries
+    assert len(queries_of(tmp_path / "out", first)) == 4
+
+
+def test_a_task_that_goes_on_keeps_the_queries_of_earlier_subsets(tmp_path: Path) -> None:
+    task, path = mteb.get_task("ArguAna"), tmp_path / "x.parquet"
+    qrels, retrieved = drawn(3, ["q0", "q1"])
+    scores = calculate_retrieval_scores(retrieved, qrels, [10]).all_scores
+    vars(task)["task_specific_scores"] = lambda *_, **__: {}
+
+    def record(subset: str) -> None:
+        with recorded_queries(task, path):
+            task.task_specific_scores(scores, qrels, retrieved, hf_split="test", hf_subset=subset)
+        vars(task)["task_specific_scores"] = lambda *_, **__: {}
+
+    def subsets() -> list[str]:
+        return [result.subset for result in read_query_results(path)]
+
+    try:
+        record("en")
+        # mteb was killed before it wrote that it had scored "de".
+        written = {"scores": {"test": [{"hf_subset": "en"}]}}
+        path.with_suffix(".json").write_text(json.dumps(written))
+        record("de")
+        record("de")
+        assert subsets() == ["en", "en", "de", "de"]
+        path.unlink()
+        record("de")
+        assert not path.with_suffix(".json").exists()
+    finally:
+        del vars(task)["task_specific_scores"]
 
 
 def test_tasks_without_queries_keep_none(tmp_path: Path, minilm_model: SentenceTransformer) -> None:
