@@ -6,6 +6,7 @@ from threading import Event
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from embedkit.distributed.ranks import any_rank, gather, is_main, on_main, rank, world_size
@@ -86,8 +87,16 @@ def _take_share(
     except Exception as failure:  # The other ranks wait for this one.
         error = failure
     if any_rank(error is not None, device):
-        raise RankFailedError(str(error or "on another rank")) from error
+        raise RankFailedError(_first_cause(error)) from error
     return tuple(gather(each)[0] for each in rows)
+
+
+def _first_cause(error: Exception | None) -> str:
+    """Return the failure of the first rank that failed, on all ranks."""
+    first, *_ = str(error).splitlines() or [""]
+    causes: list[str | None] = [None] * world_size()
+    dist.all_gather_object(causes, error and f"rank {rank()}: {type(error).__name__}: {first}")
+    return next(cause for cause in causes if cause)
 
 
 def _end() -> Any:

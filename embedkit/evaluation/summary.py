@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from filelock import FileLock
 from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Column, Table
@@ -162,13 +163,27 @@ class Summary:
         if held is None or held.revision == self.revision:
             return ""
         results = path.with_name("mteb") / "results"
+        if held.revision == "":
+            return (
+                f"{path} had the scores of {held.model} ({held.dtype}) by an earlier version of "
+                "embedkit, which did not record what they depend on, and is replaced; results "
+                f"stay in {path.with_name('results')}"
+            )
         return (
             f"{path} had the scores of {held.model} ({held.dtype}) of another model, precision, "
             f"limit, prompt or context, and is replaced; results stay in {results}"
         )
 
     def merge_into(self, path: Path) -> None:
-        """Write this summary, with the other tasks that the file has of the same ``revision``."""
+        """Write this summary, with the other tasks that the file has of the same ``revision``.
+
+        Several processes may do so with one file.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".{path.name}.lock")):
+            self._merge_into(path)
+
+    def _merge_into(self, path: Path) -> None:
         merged, held = self, _held(path)
         if held and held.revision == self.revision:
             run = self.scores.keys() | self.failed.keys()

@@ -5,7 +5,7 @@ from support.searches import assert_best, unit
 from torch import Tensor
 
 from embedkit.data import exact_search
-from embedkit.data.exact_search import ExactSearch, best_by, dot_products
+from embedkit.data.exact_search import ExactSearch, best_by, dot_products, ordered
 
 CPU = torch.device("cpu")
 TORCH = best_by(dot_products)
@@ -44,6 +44,21 @@ def test_what_is_not_there_ends_in_minus_one() -> None:
 def test_equal_scores_stand_in_the_order_of_the_documents() -> None:
     same = np.repeat(unit(1), 5, axis=0)
     assert ExactSearch(same, CPU, TORCH).top(unit(1), 5)[1].tolist() == [[0, 1, 2, 3, 4]]
+
+
+def test_scores_are_ordered_as_two_sorts_do() -> None:
+    rng = np.random.default_rng(0)
+    scores = torch.from_numpy(rng.choice([-2.5, -1e-9, -0.0, 0.0, 3e-8, 7.0, np.inf], (4, 40)))
+    numbers = torch.from_numpy(rng.permuted(np.tile(np.arange(-3, 37), (4, 1)), axis=1))
+    numbers = numbers.clamp(min=-1)
+    found = ordered(scores.float(), numbers, 45)
+    for row in range(4):
+        pairs = zip(scores[row].tolist(), numbers[row].tolist(), strict=True)
+        there = [pair for pair in pairs if pair[1] >= 0]
+        expected = sorted(there, key=lambda pair: (-pair[0], pair[1]))
+        assert found[1][row].tolist() == [number for _, number in expected] + [-1] * 8
+        same = [np.float32(score) for score, _ in expected] + [-np.inf] * 8
+        assert found[0][row].tolist() == same
 
 
 def test_equal_scores_of_several_blocks_stand_in_the_order_of_the_documents(

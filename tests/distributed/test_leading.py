@@ -32,8 +32,10 @@ def check_shares() -> None:
     own = 10 ** distributed.rank()
     # Each rank multiplies its own number; the work is that of rank 0, its result everyone's.
     found = lead(lambda: [ask(own, count) for count in (2, -1, 1)], own, CPU)
-    expected = {2: [[0, 1, 0, 10, 20], "failed", [0, 0, 10]]}
-    expected[3] = [[*expected[2][0], 0, 100, 200, 300], "failed", [0, 0, 10, 0, 100, 200]]
+    failed = "rank {}: ValueError: too few"
+    expected = {2: [[0, 1, 0, 10, 20], failed.format(1), [0, 0, 10]]}
+    of_last = [0, 0, 10, 0, 100, 200]
+    expected[3] = [[*expected[2][0], 0, 100, 200, 300], failed.format(2), of_last]
     assert found == expected[distributed.world_size()]
     # Afterwards every rank works alone again.
     assert len(together(multiples, own, CPU, 1)[0]) == 1
@@ -42,5 +44,5 @@ def check_shares() -> None:
 def ask(own: int, count: int) -> list[int] | str:
     try:
         return together(multiples, own, CPU, count)[0].tolist()
-    except RankFailedError:
-        return "failed"
+    except RankFailedError as error:
+        return str(error)

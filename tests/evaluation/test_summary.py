@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,3 +80,24 @@ def test_the_means_of_a_comparison_are_over_common_tasks() -> None:
     text = as_text(comparison(before, after))
     assert "mean over 1 tasks" in text
     assert "50.00 │ 60.00" in text.splitlines()[-2]
+
+
+def test_two_processes_that_write_one_file_lose_no_task(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "summary.json"
+
+    def only(name: str) -> Summary:
+        whole = summary()
+        return replace(whole, tasks={name: "STS"}, scores={name: whole.scores["NQ"]}, failed={})
+
+    names = [f"task {number}" for number in range(12)]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda name: only(name).merge_into(path), names))
+    assert Summary.read(path).scores.keys() == set(names)
+
+
+def test_a_summary_without_a_revision_is_said_to_be_of_an_earlier_version(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    summary().write(path)
+    remark = replace(summary(), revision="r").replaces(path)
+    assert "by an earlier version of embedkit, which did not record" in remark
+    assert remark.endswith(f"results stay in {tmp_path / 'results'}")

@@ -101,7 +101,7 @@ def compare_groups(
         types=(*TYPES, *sorted(measured - set(TYPES))),
         tasks=len(shared),
         left_out=tuple(sorted(set().union(*scored) - set(shared))),
-        notes=(*_mismatches(runs, shared), *notes),
+        notes=(*mismatches(runs, shared), *notes),
         contests=tuple(contests),
     )
 
@@ -121,7 +121,7 @@ def _row(group: Group, tasks: Sequence[str], first: Group) -> Row:
     )
 
 
-def _mismatches(runs: Sequence[Run], tasks: Sequence[str]) -> list[str]:
+def mismatches(runs: Sequence[Run], tasks: Sequence[str]) -> list[str]:
     """Return a line for each circumstance of measuring in which the runs differ."""
     lines = []
     for what, of_task in _CIRCUMSTANCES.items():
@@ -133,6 +133,12 @@ def _mismatches(runs: Sequence[Run], tasks: Sequence[str]) -> list[str]:
             if what in _PRINTED:
                 lines[-1] += f" ({', '.join(sorted(set().union(*values.values())))})"
     return lines
+
+
+def _drawn(run: Run, task: str) -> str:
+    """Return how the contexts of a task were drawn; their vectors are always the model's own."""
+    contexts = sorted(run.summary.scores[task].contexts.items())
+    return str([(name, {**facts, "hash": ""}) for name, facts in contexts])
 
 
 def _recorded(value: str, otherwise: str | None) -> str:
@@ -148,9 +154,11 @@ _CIRCUMSTANCES: Mapping[str, Callable[[Run, str], str]] = {
     ),
     "data revision": lambda run, task: run.summary.scores[task].revision,
     "splits": lambda run, task: ", ".join(run.summary.scores[task].splits),
+    "length limit": lambda run, task: str(run.summary.scores[task].max_tokens or "not recorded"),
+    "contexts": _drawn,
     "metric": lambda run, task: run.summary.scores[task].metric,
 }
-_PRINTED = ("precision", "mteb version", "metric", "splits")
+_PRINTED = ("precision", "mteb version", "length limit", "metric", "splits")
 """Circumstances whose values fit in the line."""
 
 

@@ -9,6 +9,7 @@ from typing import Literal, Unpack
 from embedkit.config import from_arguments
 from embedkit.errors import DataError, UserError
 from embedkit.evaluation.comparing.by_task import TaskDifference, contest
+from embedkit.evaluation.comparing.comparison import mismatches
 from embedkit.evaluation.comparing.runs import Group, QueryKey, Run, read_run
 from embedkit.evaluation.failures.looks import looks_of
 from embedkit.evaluation.failures.task_texts import TaskTexts, open_task, texts_of
@@ -88,6 +89,7 @@ def failures(first: str | Path, second: str | Path, **options: Unpack[FailuresOp
     if runs[0].name == runs[1].name:
         raise UserError(f"two runs are called {runs[0].name}: rename one's folder")
     tasks, notes = _comparable(*runs, settings.task)
+    notes += mismatches(runs, [task.task for task in tasks])
     found = []
     for task in tasks:
         changes = _changes(*runs, task)

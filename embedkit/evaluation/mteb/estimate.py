@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rich.table import Column, Table
 
 from embedkit.data.exact_search import ExactSearch, best_by, dot_products
-from embedkit.errors import DataError
+from embedkit.errors import DataError, UserError
 from embedkit.evaluation.encoding.vector_cache import keys_of
 from embedkit.evaluation.mteb.instructions import NO_INSTRUCTIONS, Instructions
 from embedkit.evaluation.mteb.mirror import with_local_data
@@ -144,6 +144,9 @@ def estimate(
             except DataError as error:
                 unknown[name] = str(error)
             progress.advance(progress.task_ids[0])
+        if not counter.has_samples:
+            reasons = [f"{name}: {reason}" for name, reason in unknown.items()]
+            raise UserError("\n".join(["estimate: no task has texts to count", *reasons]))
         speeds = counter.tokens_per_second(), _pairs_per_second(model)
     return Estimate(model.name, estimates, unknown, *speeds, context_documents)
 
@@ -155,6 +158,10 @@ class _Counter:
         self._model, self._tokenize = model, Tokenize(model.tokenizer)
         self._seen: dict[str, NDArray[np.uint64]] = defaultdict(lambda: np.empty(0, np.uint64))
         self._samples: list[tuple[str, list[str]]] = []
+
+    @property
+    def has_samples(self) -> bool:
+        return bool(self._samples)
 
     def read(self, task: AbsTask, prompts: Mapping[str, str]) -> TaskEstimate:
         count = unique = new = tokens = 0

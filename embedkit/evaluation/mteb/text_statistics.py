@@ -92,6 +92,9 @@ def published(task: AbsTask) -> list[TextStatistics]:
     for split, subset in product(task.eval_splits, task.hf_subsets):
         subsets = known[split].get("hf_subset_descriptive_stats", {})
         found += _published(task, subsets.get(subset, known[split]))
+    if not found:
+        type_ = task.metadata.type
+        raise DataError(f"{task.metadata.name}: mteb publishes no statistics of texts of {type_}")
     return found
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mteb.abstasks.abstask import AbsTask
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from rich.table import Column, Table
@@ -42,8 +43,8 @@ class Verification:
 
     @property
     def largest(self) -> float:
-        """Largest difference."""
-        return max(abs(ours - theirs) for ours, theirs in self.scores.values())
+        """Largest difference; NaN if any is."""
+        return float(np.max([abs(ours - theirs) for ours, theirs in self.scores.values()]))
 
     @property
     def failed(self) -> bool:

@@ -138,6 +138,8 @@ def test_runs_that_were_measured_otherwise_are_pointed_out() -> None:
     first, second = summary(NQ=0.2, STS12=0.3), summary(NQ=0.3, STS12=0.4)
     assert compared(("a", first), ("b", second)).notes == ()
     nq = replace(second.scores["NQ"], prompts={"query": "query: "}, revision="other", metric="m2")
+    drawn = {"NQ": {"documents": 512, "corpus_size": 900, "seed": 0, "hash": "x"}}
+    nq = replace(nq, max_tokens=512, contexts=drawn)
     scores = {"NQ": nq, "STS12": replace(second.scores["STS12"], dtype="float16")}
     changed = replace(second, scores=scores, versions={"mteb": "3"})
     assert compared(("a", first), ("b", changed)).notes == (
@@ -145,6 +147,8 @@ def test_runs_that_were_measured_otherwise_are_pointed_out() -> None:
         "The runs differ in the precision of STS12 (float16, float32)",
         "The runs differ in the mteb version of all tasks (2, 3)",
         "The runs differ in the data revision of NQ",
+        "The runs differ in the length limit of NQ (512, not recorded)",
+        "The runs differ in the contexts of NQ",
         "The runs differ in the metric of NQ (m2, metric)",
     )
 

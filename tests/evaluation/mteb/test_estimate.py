@@ -7,7 +7,7 @@ from support.mirrors import ONE_OF_EACH_TYPE
 from support.task_folders import DOCUMENTS, QUERIES, write_task
 from typer.testing import CliRunner
 
-from embedkit.errors import DataError
+from embedkit.errors import DataError, UserError
 from embedkit.evaluation.encoding.encoders import CachedEncoder
 from embedkit.evaluation.encoding.vector_cache import VectorCache
 from embedkit.evaluation.mteb import estimate as estimating
@@ -126,3 +126,9 @@ def test_an_estimate_is_printed_once_however_many_devices_there_are(
     monkeypatch.setenv("RANK", "1")
     other = CliRunner().invoke(app, words, catch_exceptions=False)
     assert (other.exit_code, other.output) == (0, "")
+
+
+def test_tasks_without_any_estimate_are_refused_with_the_reasons(tiny_model: Path) -> None:
+    model, tasks = hub.load(str(tiny_model)), select_tasks(tasks=["Tatoeba"])
+    with pytest.raises(UserError, match=r"no task has texts to count\nTatoeba: .*statistics"):
+        estimate(model, tasks)

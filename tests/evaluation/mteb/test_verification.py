@@ -135,6 +135,9 @@ def test_a_difference_that_rounding_does_not_explain_is_a_failure() -> None:
     assert other.text().endswith(
         "largest difference: 0.0200, which is more than the 0.01 that rounding explains\n"
     )
+    unknown = replace(same, scores={"a": (0.5, 0.5), "b": (float("nan"), 0.25)})
+    assert unknown.failed
+    assert "largest difference: nan" in unknown.text()
     # In half precision a difference is to be expected.
     half = replace(other, dtype="bfloat16")
     assert not half.failed
