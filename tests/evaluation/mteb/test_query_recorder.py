@@ -67,7 +67,8 @@ def test_a_kept_result_keeps_its_queries_and_an_old_one_is_scored_again(
 
 
 def test_a_task_that_goes_on_keeps_the_queries_of_earlier_subsets(tmp_path: Path) -> None:
-    task, path = mteb.get_task("ArguAna"), tmp_path / "x.parquet"
+    task: Any = mteb.get_task("ArguAna")
+    path = tmp_path / "x.parquet"
     qrels, retrieved = drawn(3, ["q0", "q1"])
     scores = calculate_retrieval_scores(retrieved, qrels, [10]).all_scores
     vars(task)["task_specific_scores"] = lambda *_, **__: {}
