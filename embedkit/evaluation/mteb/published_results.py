@@ -64,6 +64,8 @@ def _stored(path: Path, known: Mapping[str, Any]) -> ModelMeta | None:
     """Return the meta of an earlier call, if there is one, with what is ``known`` now."""
     with suppress(OSError, json.JSONDecodeError):  # There is none, or it was cut short.
         written = json.loads(path.read_bytes())
+        if not isinstance(written, dict):
+            raise UserError(f"{path}: is no JSON object; correct it, or delete the file")
         # mteb writes this field and warns when it reads it.
         written.pop("is_cross_encoder", None)
         try:
@@ -71,8 +73,9 @@ def _stored(path: Path, known: Mapping[str, Any]) -> ModelMeta | None:
             return ModelMeta.model_validate({**written, **known})
         except ValidationError as error:
             mistake = error.errors()[0]
+            place = mistake["loc"]
+            what = f"{place[0]} = {mistake['input']!r}" if place else mistake["msg"]
             raise UserError(
-                f"{path}: mteb does not accept {mistake['loc'][0]} = {mistake['input']!r}; correct "
-                "it, or delete the file"
+                f"{path}: mteb does not accept {what}; correct it, or delete the file"
             ) from None
     return None

@@ -1,6 +1,5 @@
 """``evaluate`` scores a model on mteb's tasks, one after another."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +59,15 @@ def evaluate(
     cache = ResultCache(output)
     published = PublishedResults(output / "mteb", wrapped, instructions.prefixes, identity)
     scorer = TaskScorer(
-        encoder, around, wrapped, identity, cache, published, instructions, data_dir, dtype
+        encoder=encoder,
+        around=around,
+        wrapped=wrapped,
+        identity=identity,
+        cache=cache,
+        published=published,
+        instructions=instructions,
+        data_dir=data_dir,
+        dtype=dtype,
     )
     types = {task.metadata.name: str(task.metadata.type) for task in tasks}
     versions = versions_of(("embedkit-neobert", "mteb", "torch"))
@@ -70,7 +77,9 @@ def evaluate(
         if remark := summary.replaces(path):
             print_line(progress.console, f"note: {remark}")
         try:
-            for task in itertools.takewhile(lambda _: not stop(), tasks):
+            for task in tasks:
+                if stop():
+                    break
                 name = task.metadata.name
                 progress.update(progress.task_ids[0], description=name)
                 summary = _with_score(summary, task, scorer)

@@ -53,6 +53,9 @@ def _score(model: SentenceTransformer, each: dict[str, Any]) -> float:
         show_progress_bar=False,
         encode_kwargs=options,
     )
+    if not results.task_results:
+        # mteb reports a private data set out of reach, and raises nothing.
+        raise RuntimeError("; ".join(error.exception for error in results.exceptions or ()))
     return float(results.task_results[0].get_score(splits=list(task.eval_splits)))
 
 

@@ -79,6 +79,9 @@ def test_the_meta_says_what_the_model_is_and_keeps_what_a_user_adds(
     path.write_text(json.dumps(written | {"license": "my own"}))
     with pytest.raises(UserError, match="does not accept license = 'my own'"):
         evaluate(encoder, tasks, tmp_path)
+    path.write_text("[]")
+    with pytest.raises(UserError, match="is no JSON object; correct it, or delete the file"):
+        evaluate(encoder, tasks, tmp_path)
     path.write_text("{")
     evaluate(encoder, tasks, tmp_path)
     assert only(tmp_path).model_meta is not None
