@@ -1,5 +1,6 @@
 """Writes the front matter of a model card, which the Hugging Face hub reads."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +15,13 @@ def front_matter(name: str, base: str, scores: Summary | None) -> str:
     ``base`` is the model that training started from, which the hub accepts if it is a hub id.
     """
     measured = scores.scores.values() if scores else ()
+    of_mteb = any(_is_of_mteb(*each) for score in measured for each in score.datasets.items())
     results = [result for score in measured for result in _results(score)]
     return ModelCardData(
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
-        base_model=base if base.count("/") == 1 and not Path(base).exists() else None,
-        tags=["sentence-transformers", "embedkit", *(["mteb"] if results else [])],
+        base_model=base if _is_hub_id(base) else None,
+        tags=["sentence-transformers", "embedkit", *(["mteb"] if of_mteb else [])],
         model_name=name,
         eval_results=results or None,
     ).to_yaml()
@@ -28,16 +30,28 @@ def front_matter(name: str, base: str, scores: Summary | None) -> str:
 def _results(score: TaskScore) -> Iterator[EvalResult]:
     """Yield the score of a task, or those of its parts, since an aggregate has no data of its own.
 
-    Scores are times 100, as mteb writes them into cards.
+    Values are main scores between -1 and 1, as in mteb's ``TaskResult.get_hf_eval_results``. That
+    has one for each split and subset, and here is their mean; types of tasks are mteb's own names.
     """
     values = score.parts or {score.name: score.score}
     for name, dataset in score.datasets.items():
+        from_hub = _is_of_mteb(name, dataset) and name not in score.folders
         yield EvalResult(
             task_type=score.type,
-            dataset_name=name if name == dataset else f"MTEB {name}",
+            dataset_name=f"MTEB {name}" if _is_of_mteb(name, dataset) else name,
             dataset_type=dataset,
             dataset_split=", ".join(score.splits),
-            dataset_revision=None if score.parts else score.revision,
+            # Of other data than the hub's, and of parts, the revision is a hash of embedkit's.
+            dataset_revision=score.revision if from_hub and not score.parts else None,
             metric_type=score.metric,
-            metric_value=round(100 * values[name], 4),
+            metric_value=values[name],
         )
+
+
+def _is_of_mteb(name: str, dataset: str) -> bool:
+    """Whether a task is mteb's, and not a task folder, whose data go by its own name."""
+    return name != dataset
+
+
+def _is_hub_id(model: str) -> bool:
+    return bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", model)) and not Path(model).exists()

@@ -25,6 +25,9 @@ def test_the_hub_reads_the_scores_of_a_card() -> None:
         zip(parts, ("mteb/cqadupstack-android", "mteb/cqadupstack-english"), strict=True)
     )
     scores = {
+        "STS13": scored(
+            "STS13", "STS", 0.6, datasets={"STS13": "mteb/sts13"}, folders={"STS13": "/mirror"}
+        ),
         "STS12": scored("STS12", "STS", 0.731234567, datasets={"STS12": "mteb/sts12-sts"}),
         "own": scored("own", "STS", 0.5, datasets={"own": "own"}),
         "CQADupstackRetrieval": scored(
@@ -44,13 +47,22 @@ def test_the_hub_reads_the_scores_of_a_card() -> None:
         dataset_split="test",
         dataset_revision="revision",
         metric_type="metric",
-        metric_value=73.1235,
+        metric_value=0.731234567,
     )
     assert found["own"].dataset_type == "own"
     for name, score in parts.items():
         assert found[f"MTEB {name}"].dataset_type == datasets[name]
-        assert found[f"MTEB {name}"].metric_value == pytest.approx(100 * score)
-    assert len(found) == 4
+        assert found[f"MTEB {name}"].metric_value == pytest.approx(score)
+    assert len(found) == 5
+    # What a task folder or a mirror holds is hashed, and the hub has no such revision.
+    assert found["own"].dataset_revision is found["MTEB STS13"].dataset_revision is None
+    assert "mteb" in (data.tags or [])
+
+
+def test_a_task_folder_is_none_of_mteb_s() -> None:
+    scores = {"own": scored("own", "STS", 0.5, datasets={"own": "own"})}
+    data = parsed(Summary("m", "i", "float32", {"own": "STS"}, scores, {}, {}))
+    assert data.tags == ["sentence-transformers", "embedkit"]
 
 
 def test_a_card_without_scores_has_no_index() -> None:
@@ -60,9 +72,10 @@ def test_a_card_without_scores_has_no_index() -> None:
     assert data.pipeline_tag == "sentence-similarity"
 
 
-@pytest.mark.parametrize(("base", "kept"), [("owner/base", True), ("starter", False)])
-def test_only_a_hub_id_is_named_as_the_base(base: str, kept: bool) -> None:
-    assert parsed(None, base).base_model == (base if kept else None)
+@pytest.mark.parametrize("base", ["starter", "~/bert", "$EMBEDKIT_DATA/mlm", "package:dist/model"])
+def test_only_a_hub_id_is_named_as_the_base(base: str) -> None:
+    assert parsed(None).base_model == "owner/base"
+    assert parsed(None, base).base_model is None
 
 
 def test_a_folder_is_not_named_as_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
