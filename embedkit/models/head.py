@@ -113,8 +113,7 @@ def _read_dense(folder: Path) -> Projection:
                 "to another is read; pass the folder of the encoder alone"
             )
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    module, _, name = activation.rpartition(".")
-    if not module.startswith("torch.nn.") or not hasattr(importlib.import_module(module), name):
+    if not _is_of_torch(activation):
         raise UserError(
             f"{folder}: activation_function = {activation!r} is none of torch's, and no code of a "
             "model is run; pass the folder of the encoder alone"
@@ -127,3 +126,13 @@ def _read_dense(folder: Path) -> Projection:
     except (TypeError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{folder}: is no Dense module that can be read: {reason}") from None
+
+
+def _is_of_torch(activation: str) -> bool:
+    module, _, name = activation.rpartition(".")
+    if not f"{module}.".startswith("torch.nn."):
+        return False
+    try:
+        return hasattr(importlib.import_module(module), name)
+    except ModuleNotFoundError:
+        return False

@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from embedkit.models.neobert import NeoBERTModel
 from embedkit.tokens.tokenizer import Tokenize
 
 _TOLERANCE = 1e-4
+"""Largest difference of a feature, relative to the norm of vectors that are longer than 1."""
 _TRIALS = [["a text"], ["another", "one that is longer", ""], ["word " * 150, "a", "b", "c d e"]]
 _ONE_FILE = 1_900_000_000
 """Largest size of weights, in bytes, to store in the graph's file, which is limited to 2 GB."""
@@ -103,12 +105,16 @@ def _try_out(embedder: Embedder, path: Path) -> None:
     session = onnxruntime.InferenceSession(str(path))
     tokenize = Tokenize(embedder.tokenizer)
     pad_id = embedder.tokenizer.pad_token_id or 0
+    # Its texts are embedkit's own, so that prompts of the training are beside the point.
+    subject = copy(embedder)
+    subject.trained_prompts = None
     for texts in _TRIALS:
         input_ids, mask = tokenize(texts, "", embedder.max_tokens).padded(pad_id)
         inputs = {"input_ids": input_ids.numpy(), "attention_mask": mask.numpy()}
         (vectors,) = session.run(["sentence_embedding"], inputs)
-        distance = float(np.abs(vectors - embedder.encode(texts, prompt="")).max())
-        if not distance <= _TOLERANCE:
+        expected = subject.encode(texts, prompt="")
+        distance = float(np.abs(vectors - expected).max())
+        if not distance <= _TOLERANCE * max(1.0, float(np.linalg.norm(expected, axis=-1).max())):
             raise UserError(
                 f"{embedder.name}: its graph gives other vectors, by up to {distance:.1g}; load it "
                 "with dtype fp32, or export it in another form"

@@ -12,6 +12,7 @@ from embedkit.errors import UserError
 from embedkit.models import hub, onnx
 from embedkit.models.embedder import Embedder
 from embedkit.models.export import export
+from embedkit.models.trained_prompts import TrainedPrompts
 from embedkit.recipe import ModelSettings
 from embedkit.storage.folders import check_replaceable
 
@@ -58,7 +59,11 @@ def test_a_neobert_is_the_same_as_a_graph(changes: dict[str, object], tmp_path: 
 def test_any_encoder_is_the_same_as_a_graph(tiny_model: Path, pooling: str, tmp_path: Path) -> None:
     settings = ModelSettings.model_validate({"pooling": pooling})
     embedder = hub.load(str(tiny_model), settings=settings)
-    check(embedder, export(embedder, tmp_path / "graph", to="onnx"))
+    embedder.trained_prompts = TrainedPrompts({"query": ["find: "], "document": ["page: "]})
+    folder = export(embedder, tmp_path / "graph", to="onnx")
+    # The export has not warned of its own texts, which were read without a prompt.
+    assert embedder.trained_prompts.new([("text", "")])
+    check(embedder, folder)
 
 
 @pytest.mark.slow
