@@ -11,10 +11,14 @@ from embedkit.recipe.instructions import Instructions
 
 
 def _number_of_bytes(size: str) -> str:
+    mistake = f"write a number and a unit, such as 20GB (got {size!r})"
     try:
         TypeAdapter(ByteSize).validate_python(size)
     except ValidationError:
-        raise ValueError(f"write a number and a unit, such as 20GB (got {size!r})") from None
+        raise ValueError(mistake) from None
+    # Without a unit pydantic reads bytes, of which 20 are room for nothing.
+    if not size.strip()[-1].isalpha():
+        raise ValueError(mistake)
     return size
 
 

@@ -27,10 +27,11 @@ def test_options_take_precedence_over_a_recipe_and_leave_its_other_settings() ->
         settings_of(evaluation, {"truncate_dims": 8})
 
 
-def test_a_cache_size_without_a_unit_is_refused_when_the_recipe_is_read() -> None:
-    told = r"recipe\.toml: cache_size: write a number and a unit, such as 20GB \(got 'plenty'\)"
+@pytest.mark.parametrize("size", ["plenty", "20"])
+def test_a_cache_size_without_a_unit_is_refused_when_the_recipe_is_read(size: str) -> None:
+    told = rf"recipe\.toml: cache_size: write a number and a unit, such as 20GB \(got '{size}'\)"
     with pytest.raises(UserError, match=told):
-        validated(Evaluation, {"cache_size": "plenty"}, "recipe.toml")
+        validated(Evaluation, {"cache_size": size}, "recipe.toml")
 
 
 def test_the_mirror_may_lie_among_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
