@@ -115,7 +115,7 @@ def finetune(
 
     Raises:
         UserError: recipe, data, model or folder are not as they should be.
-        Interrupted: the run was asked to stop and has written a checkpoint.
+        Interrupted: the run was asked to stop; it has written a checkpoint if it took a step.
     """
     from embedkit.finetuning.run import prepare
     from embedkit.training.trainer import run_training
@@ -157,7 +157,7 @@ def pretrain(
 
     Raises:
         UserError: recipe, data or folder are not as they should be.
-        Interrupted: the run was asked to stop and has written a checkpoint.
+        Interrupted: the run was asked to stop; it has written a checkpoint if it took a step.
     """
     from embedkit.pretraining.run import prepare
     from embedkit.training.trainer import run_training

@@ -32,7 +32,7 @@ class Evaluator:
     def before(self, start: int, stop: Stop) -> None:
         """Score the backbone, unless training has begun."""
         if self.settings.before and start == 0:
-            self._score("before", stop)
+            self._score("before", stop, cache=False)
 
     def takes_long(self, done: int) -> bool:
         """Return whether an evaluation is due after ``done`` steps."""
@@ -42,20 +42,23 @@ class Evaluator:
     def after_step(self, done: int, stop: Stop) -> None:
         """Score the model after ``done`` steps, if an evaluation is due."""
         if self.takes_long(done):
-            self._score(f"step-{done:06d}", stop)
+            self._score(f"step-{done:06d}", stop, cache=False)
 
     def after(self, stop: Stop) -> tuple[Summary | None, Summary | None]:
         """Score the trained model; return the backbone's summary, if there is one, and its own."""
         stored = self.folder / "before" / "summary.json"
         before = Summary.read(stored) if stored.is_file() else None
-        after = self._score("after", stop)
+        after = self._score("after", stop, cache=self.settings.cache)
         return (before if after else None), after
 
-    def _score(self, name: str, stop: Stop) -> Summary | None:
-        """Score the model, if the recipe names tasks."""
+    def _score(self, name: str, stop: Stop, *, cache: bool) -> Summary | None:
+        """Score the model, if the recipe names tasks.
+
+        Vectors are kept of the trained model alone: no later evaluation reads those of another.
+        """
         if not self.settings.wanted:
             return None
-        settings = settings_of(self.settings)
+        settings = settings_of(self.settings, {"cache": cache})
         return score(self.model, lambda: self._tasks, self.folder / name, settings, stop)
 
     @cached_property

@@ -8,7 +8,9 @@ from embedkit.evaluation.summary import Summary, as_text, comparison
 from embedkit.finetuning.card_metadata import front_matter
 from embedkit.finetuning.mixture import Mixture
 from embedkit.finetuning.model import undecided_sides
+from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel
+from embedkit.models.head import Projection
 from embedkit.recipe import Recipe
 from embedkit.tokens.prompts import SIDES, benchmark_prompts
 
@@ -92,7 +94,10 @@ def model_card(
     calls = _calls(model, mixture.records)
     if recipe.context is None:
         pooling = {"mean": "mean", "cls": "first"}.get(model.pooling, f"pooling `{model.pooling}`")
-        vectors, use = f"the {pooling} of the last hidden states", _USE.format(**calls)
+        vectors, use = (
+            f"the {pooling} of the last hidden states{_dense(model)}",
+            _USE.format(**calls),
+        )
     else:
         slots = recipe.context.num_context
         vectors = _VECTORS_IN_CONTEXT.format(slots=slots)
@@ -124,6 +129,13 @@ def model_card(
         recipe=json.dumps(recipe.model_dump(mode="json", exclude_none=True), indent=2),
         scores=scores,
     )
+
+
+def _dense(model: EmbeddingModel) -> str:
+    """Name the Dense modules that map the pooled states, if there are any."""
+    head = model.head if isinstance(model, Embedder) else ()
+    count = sum(isinstance(module, Projection) for module in head)
+    return f", behind {count} Dense module{'s' * (count > 1)}" if count else ""
 
 
 def _calls(model: EmbeddingModel, records: Sequence[Records]) -> dict[str, str]:

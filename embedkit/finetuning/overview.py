@@ -44,6 +44,11 @@ def overview(
         size = min(source.batch_size, source.rows)
         batch = f"{ranks} x {size}" if ranks > 1 else str(size)
         lengths = known_lengths(records, model.tokenizer, _MEASURED)
+        if lengths.rows < len(records):
+            unmeasured = (
+                f"{_MEASURED} rows of a source that `embedkit data prepare` has not measured"
+            )
+            table.caption = f"cut: share in {unmeasured}"
         cut = lengths.truncated(*limits_of(records, recipe.data))
         shares = (f"{share:.1%}", f"{passes:.2f}", f"{cut:.1%}")
         table.add_row(source.name, f"{source.rows:,}", batch, *shares)

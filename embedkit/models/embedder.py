@@ -28,7 +28,7 @@ class Embedder(EmbeddingModel):
     Args:
         backbone: encoder that maps tokens to hidden states.
         tokenizer: tokenizer with truncation and padding switched off.
-        pooling: ``mean`` of the hidden states, ``cls`` for the first hidden state, or the name of a
+        pooling: one of ``STOCK_POOLINGS``, such as ``mean`` of the hidden states, or the name of a
             pooling that another distribution registers.
         include_prompt: whether the prompt's tokens count in the pooling.
         head: modules behind the pooling; by default vectors are scaled to unit norm.

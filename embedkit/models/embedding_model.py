@@ -56,7 +56,7 @@ class EmbeddingModel(nn.Module, ABC):
     prompts: dict[str, str]
     """Literal prefixes by name, such as ``query`` and ``document``."""
     pooling: str
-    """Pooling of token states: ``mean``, ``cls`` or the name of another distribution's."""
+    """Pooling of token states: one of ``STOCK_POOLINGS`` or the name of another distribution's."""
     default_prompt_name: str | None = None
     """Name of the prompt of texts without a role, as in sentence-transformers and mteb."""
     trained_prompts: TrainedPrompts | None = None
@@ -87,7 +87,9 @@ class EmbeddingModel(nn.Module, ABC):
     @property
     @abstractmethod
     def identity(self) -> str:
-        """SHA-256 hash of all that a vector depends on besides its text and context."""
+        """SHA-256 hash of all that a vector depends on besides its text, its context and which of
+        the prompts is chosen, be it by ``default_prompt_name``.
+        """
 
     @property
     def positions_before_text(self) -> int:

@@ -45,7 +45,8 @@ class ModelSettings(Section):
     and they do where it says nothing."""
     train_dense: bool = True
     """Whether Dense modules behind the pooling, which a model folder may have, are trained too. If
-    not, they keep their weights."""
+    not, they keep their weights. With ``[lora]`` they are trained by adapters, as far as
+    ``lora.target_modules`` names them."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None = None
     """Implementation of attention. If unset, it is flash-attn on CUDA under bf16 where that is
     installed, else transformers' own choice. On CPUs ``eager`` is the faster one up to a few
