@@ -162,6 +162,9 @@ class DistributedEncoder:
         self, part: distributed.Part, texts: list[str], prompt: str, context: Context | None
     ) -> tuple[Tensor, Tensor]:
         """Return the vectors of every ``ranks``-th batch, and the rows of its texts."""
+        if part.ranks == 1:  # All texts, in their order: nothing is gathered on the device.
+            alone = np.asarray(self._model.encode(texts, prompt=prompt, context=context))
+            return torch.from_numpy(alone), torch.arange(len(texts))
         # Batches have about as many tokens, those of the longest texts first.
         batches = self._model.batches(texts, prompt=prompt)[part.rank :: part.ranks]
         rows = np.concatenate([np.empty(0, np.int64), *batches])
