@@ -32,6 +32,8 @@ def test_dense_modules_are_trained_or_kept_and_exported(
     theirs = SentenceTransformer(str(exported), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(hub.load(str(exported)).encode(TEXTS), theirs, atol=1e-5)
     assert theirs.shape == (3, 24)
+    card = (exported / "README.md").read_text()
+    assert "the mean of the last hidden states, behind 2 Dense modules, scaled to unit" in card
 
 
 def test_vectors_of_any_norm_are_trained_to_unit_norm_which_is_said(

@@ -62,5 +62,5 @@ def test_a_run_stops_between_the_tasks_of_an_evaluation_and_resumes_there(
         }
         assert found.coverage == "2 of 2 tasks"
     results = ModelCard.load(run / "model" / "README.md").data.eval_results
-    scores = {name: round(100 * score.score, 4) for name, score in found.scores.items()}
+    scores = {name: score.score for name, score in found.scores.items()}
     assert {result.dataset_name: result.metric_value for result in results} == scores
