@@ -63,7 +63,7 @@ class CorpusSearch(SearchEncoderWrapper):
         scores = torch.empty(len(queries), 0)
         numbers = torch.empty(len(queries), 0, dtype=torch.int64)
         for start in range(0, len(rows), _DOCUMENTS):
-            texts = documents_of(corpus.select(rows[start : start + _DOCUMENTS]))
+            texts = documents_of(corpus, rows[start : start + _DOCUMENTS])
             documents = model.embed(texts, PromptType.document)
             found = _best_of_all_ranks(queries, documents, count + 1, model.similarity)
             scores = torch.cat([scores, found[0]], dim=1)

@@ -74,9 +74,9 @@ def corpus_of(task: AbsTask) -> Sequence[str]:
     return cast(Sequence[str], joined[columns[-1]])
 
 
-def documents_of(corpus: Dataset) -> list[str]:
-    """Return the text of each document, with its title, as mteb hands it to a model."""
-    return _texts(_select(corpus, _DOCUMENT)[:], _DOCUMENT)
+def documents_of(corpus: Dataset, rows: Sequence[int]) -> list[str]:
+    """Return the texts of some documents, with their titles, as mteb hands them to a model."""
+    return _texts(_select(corpus, _DOCUMENT)[list(rows)], _DOCUMENT)
 
 
 def published(task: AbsTask) -> list[TextStatistics]:
