@@ -75,6 +75,8 @@ def eval_mteb(
     _check_choice(options.get("benchmark"), tasks, task_dir, recipe)
     if output is None and not estimate:
         raise UserError("--output is missing: name the folder that the results go to")
+    if estimate and verify is not None:
+        raise UserError("--verify scores tasks again, and --estimate scores none: leave one out")
     # An estimate is made for one device.
     if devices is not None and not estimate and "RANK" not in os.environ:
         _run_on_devices(devices)

@@ -95,13 +95,15 @@ def score(
     ``stop``, before each task: once it returns true, the rest are left out.
     """
 
-    def around(inner: TextEncoder) -> TextEncoder:
+    def scored(encoder: DistributedEncoder) -> Summary:
+        kept = None
         if settings.cache_bytes is not None:
             kept = VectorCache(cache.root() / "vectors", settings.cache_bytes)
-            inner = CachedEncoder(inner, kept)
-        return Truncated(inner, settings.truncate_dim) if settings.truncate_dim else inner
 
-    def scored(encoder: DistributedEncoder) -> Summary:
+        def around(inner: TextEncoder) -> TextEncoder:
+            whole = CachedEncoder(inner, kept) if kept else inner
+            return Truncated(whole, settings.truncate_dim) if settings.truncate_dim else whole
+
         chosen = tasks()
         instructions = _instructions(settings, chosen)
         warn_of_prompts(model, chosen, instructions)
