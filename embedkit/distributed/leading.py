@@ -15,7 +15,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Part(NamedTuple):
-    """Which share of a work is a rank's: number ``rank`` of ``ranks`` shares."""
+    """Share of a work that a rank takes: number ``rank`` of ``ranks`` shares."""
 
     rank: int
     ranks: int

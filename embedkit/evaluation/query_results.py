@@ -1,4 +1,4 @@
-"""What a retrieval or reranking task gave for each query: a Parquet file beside the result."""
+"""Results of single queries of a retrieval or reranking task, in a Parquet file."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -49,7 +49,7 @@ class QueryResult:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells the query from all others of its task."""
+        """Split, subset and id, which no two queries of a task share."""
         return self.split, self.subset, self.query
 
 

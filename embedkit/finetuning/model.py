@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from embedkit import rng
 from embedkit.config import differences
 from embedkit.data.pairs.lengths import limits_of
 from embedkit.data.pairs.records import Records
@@ -91,6 +92,14 @@ def scale_to_unit_norm(model: Embedder | Contextual) -> str | None:
         f"{model.name} has {' and '.join(changed)}; this run trains, scores and exports "
         "whole unit vectors, compared by cosine"
     )
+
+
+def choose_trained_weights(recipe: Recipe, model: Embedder | Contextual) -> None:
+    """Add the adapters of ``[lora]``, and freeze what the recipe keeps as it is."""
+    if recipe.lora:
+        lora.attach(model, recipe.lora, seed=rng.fold_in(recipe.seed, "lora"))
+    if isinstance(model, Embedder) and not recipe.embedder.train_dense:
+        model.head.requires_grad_(False)
 
 
 def check_lengths(recipe: Recipe, records: Sequence[Records], model: EmbeddingModel) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from rich.console import Console
 
-from embedkit import distributed, rng
+from embedkit import distributed
 from embedkit.data.loading import stream
 from embedkit.data.manifests.sources import READERS
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
@@ -73,11 +73,7 @@ def prepare(
         "batches_per_rank": recipe.batches_per_rank,
     }
     # Adapters come after the facts, whose model is the backbone that training starts from.
-    if recipe.lora:
-        lora.attach(model, recipe.lora, seed=rng.fold_in(recipe.seed, "lora"))
-    if isinstance(model, Embedder) and not recipe.embedder.train_dense:
-        # An adapter has no effect until it is trained.
-        model.head.requires_grad_(False)
+    starting_model.choose_trained_weights(recipe, model)
     table = mixture.table if recipe.objective.needs.surrogate_vectors else None
     batches = Batches(
         sampler,

@@ -34,7 +34,7 @@ have batches that are longer."""
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What scores and reports need to know of a model besides its name."""
+    """Properties of a model that scores and reports state beside its name."""
 
     parameters: int
     memory: int

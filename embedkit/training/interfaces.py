@@ -1,4 +1,4 @@
-"""What the training loop requires of batches, objectives and evaluators."""
+"""Interfaces that the training loop requires of batches, objectives and evaluators."""
 
 from collections.abc import Callable
 from typing import Protocol, Self, TypeVar

@@ -43,7 +43,7 @@ class Change:
     of all, the others that are not relevant."""
     relevant: tuple[Document, ...]
     looks: tuple[str, ...]
-    """What the query looks like: see ``looks_of``."""
+    """Names of what the query looks like, from ``looks_of``."""
 
     @property
     def gain(self) -> float:
@@ -65,7 +65,7 @@ class TaskChanges:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """What two runs answer differently, task by task."""
+    """The queries that two runs answer differently, task by task."""
 
     first: str
     second: str

@@ -1,4 +1,4 @@
-"""What a query that was answered badly looks like, from its texts alone."""
+"""Guesses from its texts alone why a query was answered badly."""
 
 import re
 from collections.abc import Collection, Sequence

@@ -56,14 +56,13 @@ def evaluate(
         raise UserError("no task to evaluate on: name a benchmark, tasks or folders of tasks")
     wrapped = around(encoder)
     identity = wrapped.identity
-    cache = ResultCache(output)
     published = PublishedResults(output / "mteb", wrapped, instructions.prefixes, identity)
     scorer = TaskScorer(
         encoder=encoder,
         around=around,
         wrapped=wrapped,
         identity=identity,
-        cache=cache,
+        cache=ResultCache(output),
         published=published,
         instructions=instructions,
         data_dir=data_dir,

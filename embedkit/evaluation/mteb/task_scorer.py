@@ -95,20 +95,7 @@ class TaskScorer:
         path = self.cache.get_task_result_path(metadata.name, model.mteb_model_meta)
         _delete_if_torn(path)
         of_queries = path.with_suffix(".parquet")
-        # The bar would be mteb's; the batch size is only how many texts its loader hands over.
-        with recorded_queries(task, of_queries), plain_labels(task):
-            results = mteb.evaluate(
-                CorpusSearch(model),
-                task,
-                cache=self.cache,
-                co2_tracker=False,
-                show_progress_bar=False,
-                encode_kwargs={"batch_size": 512, "show_progress_bar": False},
-            )
-        if not results.task_results:
-            # mteb reports a private data set out of reach, and raises nothing.
-            raise RuntimeError("; ".join(error.exception for error in results.exceptions or ()))
-        result = results.task_results[0]
+        result = self._result_of_mteb(model, task, of_queries)
         main_score = float(result.get_score(splits=list(task.eval_splits)))
         if not math.isfinite(main_score):
             raise ValueError(f"{metadata.main_score} is not a number")
@@ -133,6 +120,23 @@ class TaskScorer:
             folders=_named(metadata.name, Path(metadata.dataset["path"]), self.cache.cache_path),
         )
         return score, result
+
+    def _result_of_mteb(self, model: MtebEncoder, task: AbsTask, of_queries: Path) -> TaskResult:
+        """Have mteb evaluate a task, or read its result, and write the results of queries."""
+        # The bar would be mteb's; the batch size is only how many texts its loader hands over.
+        with recorded_queries(task, of_queries), plain_labels(task):
+            results = mteb.evaluate(
+                CorpusSearch(model),
+                task,
+                cache=self.cache,
+                co2_tracker=False,
+                show_progress_bar=False,
+                encode_kwargs={"batch_size": 512, "show_progress_bar": False},
+            )
+        if not results.task_results:
+            # mteb reports a private data set out of reach, and raises nothing.
+            raise RuntimeError("; ".join(error.exception for error in results.exceptions or ()))
+        return results.task_results[0]
 
     def _draw(
         self, encoder: ContextualEncoder, task: AbsTask, prompts: Mapping[str, str], data: list[Any]

@@ -21,6 +21,7 @@ from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone, PaddedBackbone, shape_of
 from embedkit.models.contextual import prefix
 from embedkit.models.contextual.context import Context, Embeddings
+from embedkit.models.contextual.slots import InitializedSlots
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel, Role
 from embedkit.models.head import Projection
@@ -99,7 +100,7 @@ class Contextual(EmbeddingModel):
             # A fixed seed gives the same initial weights in every process.
             torch.manual_seed(0)
             words: Any = second.model.get_input_embeddings()
-            self.slots = _Slots(config, words.weight)
+            self.slots = InitializedSlots(config, words.weight)
             self.context_projection = self.output_projection = None
             if config.context_projection:
                 self.context_projection = prefix.two_layers(second.width, nn.GELU())
@@ -315,30 +316,6 @@ def without_pooler(network: Any) -> Any:
     if hasattr(network, "pooler"):
         network.pooler = None
     return network
-
-
-class _Slots(prefix.Slots):
-    """Slots with initial weights. ``words`` ``(V, D)`` are the word embeddings of their reader."""
-
-    def __init__(self, config: ContextualConfig, words: Tensor) -> None:
-        super().__init__(config, words.shape[1])
-        if self.norm is not None:
-            scale = words.detach().float().square().mean().sqrt()
-            nn.init.constant_(self.norm.weight, float(scale))
-        for vectors in (self.null, self.soft_prompts):
-            if vectors is not None:
-                vectors.data = 0.01 * torch.randn(vectors.shape)
-
-    def check(self, documents: int) -> None:
-        """Raise UserError for more documents than slots, or fewer without a null vector."""
-        slots = self._config.num_context
-        if documents > slots:
-            raise UserError(f"a context of {documents} documents: the model has {slots} slots")
-        if documents < slots and self.null is None:
-            raise UserError(
-                f"a context of {documents} documents: the model has no null vector to fill its "
-                f"{slots} slots with; pass {slots}"
-            )
 
 
 def _prepare_to_read(model: PreTrainedModel, name: str) -> None:
