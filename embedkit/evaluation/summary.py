@@ -38,29 +38,29 @@ class TaskScore:
     score: float
     prompts: Mapping[str, str]
     """Prefixes of the texts by side: query and document, or text."""
+    prompt_origin: str
+    """Source of the prompts, ``none`` if there are none."""
     seconds: float | None
     """Duration of the first run that measured the score."""
     revision: str
     """Revision of the data: a content hash for task folders."""
     splits: tuple[str, ...]
+    mteb_version: str
+    """Version of mteb that measured the score; several are joined by commas."""
+    dtype: str
+    """Precision of the model, such as ``float16``."""
+    max_tokens: int
+    """Length at which the model cuts texts."""
+    datasets: Mapping[str, str]
+    """Hub id of the data by task or part, or the name of a task folder."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Scores that this one is the mean of."""
     contexts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Context of a contextual model by task or part: the number of ``documents``, the
     ``corpus_size`` and ``seed`` of their draw, and the context's ``hash``."""
-    prompt_origin: str = "not recorded"
-    """Source of the prompts, ``none`` if there are none; earlier versions did not record it."""
-    mteb_version: str = "not recorded"
-    """Version of mteb that measured the score; several are joined by commas."""
-    dtype: str = "not recorded"
-    """Precision of the model, such as ``float16``."""
-    max_tokens: int | None = None
-    """Length at which the model cuts texts; earlier versions did not record it."""
-    datasets: Mapping[str, str] = field(default_factory=dict)
-    """Hub id of the data by task or part, or the name of a task folder."""
     queries: Mapping[str, str] = field(default_factory=dict)
     """File of the result of each query by task or part, relative to the folder of the summary.
-    Tasks that are neither retrieval nor reranking have none; earlier versions wrote none."""
+    Tasks that are neither retrieval nor reranking have none."""
     folders: Mapping[str, str] = field(default_factory=dict)
     """Folder that the data were read from, by task or part: a task folder or a repository in a
     mirror, absolute or relative to the folder of the summary. Data from the hub have none."""
@@ -79,7 +79,7 @@ class Summary:
     failed: Mapping[str, str]
     """Reason why a task has no score, by its name. Means are over tasks with a score."""
     versions: Mapping[str, str]
-    revision: str = ""
+    revision: str
     """Hash of all that scores depend on besides the data: model, precision, prompts, contexts."""
 
     @property
@@ -162,16 +162,10 @@ class Summary:
         held = _held(path)
         if held is None or held.revision == self.revision:
             return ""
-        results = path.with_name("mteb") / "results"
-        if held.revision == "":
-            return (
-                f"{path} had the scores of {held.model} ({held.dtype}) by an earlier version of "
-                "embedkit, which did not record what they depend on, and is replaced; results "
-                f"stay in {path.with_name('results')}"
-            )
         return (
             f"{path} had the scores of {held.model} ({held.dtype}) of another model, precision, "
-            f"limit, prompt or context, and is replaced; results stay in {results}"
+            "limit, prompt or context, and is replaced; results stay in "
+            f"{path.with_name('mteb') / 'results'}"
         )
 
     def merge_into(self, path: Path) -> None:
@@ -181,21 +175,17 @@ class Summary:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
-            self._merge_into(path)
-
-    def _merge_into(self, path: Path) -> None:
-        merged, held = self, _held(path)
-        if held and held.revision == self.revision:
-            run = self.scores.keys() | self.failed.keys()
-            scores = {name: each for name, each in held.scores.items() if name not in run}
-            failed = {name: each for name, each in held.failed.items() if name not in run}
-            merged = replace(
-                self,
-                tasks={**held.tasks, **self.tasks},
-                scores={**scores, **self.scores},
-                failed={**failed, **self.failed},
-            )
-        merged.write(path)
+            merged, held = self, _held(path)
+            if held and held.revision == self.revision:
+                # A task that failed once may have a score now, and the other way round.
+                scores, failed = {**held.scores, **self.scores}, {**held.failed, **self.failed}
+                merged = replace(
+                    self,
+                    tasks={**held.tasks, **self.tasks},
+                    scores={task: scores[task] for task in scores if task not in self.failed},
+                    failed={task: failed[task] for task in failed if task not in self.scores},
+                )
+            merged.write(path)
 
     @classmethod
     def read(cls, path: Path) -> "Summary":
@@ -214,7 +204,8 @@ def _held(path: Path) -> Summary | None:
     except FileNotFoundError:
         return None
     except ValueError:
-        raise UserError(f"{path}: is no summary of embedkit; choose another --output") from None
+        mistake = f"{path}: is no summary of this version of embedkit"
+        raise UserError(f"{mistake}; choose another --output") from None
 
 
 class EvaluationInterrupted(KeyboardInterrupt):

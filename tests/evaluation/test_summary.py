@@ -1,11 +1,11 @@
-import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.summaries import summary_of, task_score
 
-from embedkit.evaluation.summary import Summary, TaskScore, as_text, comparison
+from embedkit.evaluation.summary import Summary, as_text, comparison
 
 SCORES = {"STS12": ("STS", 0.5), "STS13": ("STS", 0.7), "NQ": ("Retrieval", 0.2)}
 TASKS = {"STS12": "STS", "NQ": "Retrieval", "STS13": "STS", "MSMARCO": "Retrieval"}
@@ -13,10 +13,10 @@ TASKS = {"STS12": "STS", "NQ": "Retrieval", "STS13": "STS", "MSMARCO": "Retrieva
 
 def summary(**scores: float) -> Summary:
     found = {
-        name: TaskScore(name, type_, "metric", scores.get(name, score), {}, 1.0, "r", ("test",))
+        name: task_score(name, type_, scores.get(name, score))
         for name, (type_, score) in SCORES.items()
     }
-    return Summary("m", "i", "float32", TASKS, found, {"MSMARCO": "OSError: no"}, {"mteb": "2"})
+    return summary_of(found, tasks=TASKS, failed={"MSMARCO": "OSError: no"})
 
 
 def test_means_are_over_the_tasks_that_have_a_score() -> None:
@@ -42,16 +42,6 @@ def test_a_summary_without_scores_has_no_means() -> None:
 def test_a_summary_reads_back_as_it_was_written(tmp_path: Path) -> None:
     summary().write(tmp_path / "new" / "summary.json")
     assert Summary.read(tmp_path / "new" / "summary.json") == summary()
-
-
-def test_a_summary_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "summary.json"
-    summary().write(path)
-    written = json.loads(path.read_text())
-    for score in written["scores"].values():
-        del score["mteb_version"], score["dtype"]
-    path.write_text(json.dumps(written))
-    assert Summary.read(path).scores["NQ"].mteb_version == "not recorded"
 
 
 def test_a_comparison_shows_each_difference_and_both_means() -> None:
@@ -95,9 +85,11 @@ def test_two_processes_that_write_one_file_lose_no_task(tmp_path: Path) -> None:
     assert Summary.read(path).scores.keys() == set(names)
 
 
-def test_a_summary_without_a_revision_is_said_to_be_of_an_earlier_version(tmp_path: Path) -> None:
+def test_a_task_has_a_score_or_a_failure_whichever_is_the_later(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
-    summary().write(path)
-    remark = replace(summary(), revision="r").replaces(path)
-    assert "by an earlier version of embedkit, which did not record" in remark
-    assert remark.endswith(f"results stay in {tmp_path / 'results'}")
+    summary().merge_into(path)
+    later = {"MSMARCO": task_score("MSMARCO", "Retrieval", 0.3)}
+    replace(summary(), scores=later, failed={"NQ": "OSError: no"}).merge_into(path)
+    merged = Summary.read(path)
+    assert set(merged.scores) == {"STS12", "STS13", "MSMARCO"}
+    assert merged.failed == {"NQ": "OSError: no"}

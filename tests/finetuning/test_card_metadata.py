@@ -1,15 +1,11 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from support.summaries import summary_of, task_score
 
-from embedkit.evaluation.summary import Summary, TaskScore
+from embedkit.evaluation.summary import Summary
 from embedkit.finetuning.card_metadata import front_matter
-
-
-def scored(name: str, type_: str, score: float, **more: Any) -> TaskScore:
-    return TaskScore(name, type_, "metric", score, {}, 1.0, "revision", ("test",), **more)
 
 
 def parsed(scores: Summary | None, base: str = "owner/base") -> ModelCardData:
@@ -25,18 +21,16 @@ def test_the_hub_reads_the_scores_of_a_card() -> None:
         zip(parts, ("mteb/cqadupstack-android", "mteb/cqadupstack-english"), strict=True)
     )
     scores = {
-        "STS13": scored(
+        "STS13": task_score(
             "STS13", "STS", 0.6, datasets={"STS13": "mteb/sts13"}, folders={"STS13": "/mirror"}
         ),
-        "STS12": scored("STS12", "STS", 0.731234567, datasets={"STS12": "mteb/sts12-sts"}),
-        "own": scored("own", "STS", 0.5, datasets={"own": "own"}),
-        "CQADupstackRetrieval": scored(
+        "STS12": task_score("STS12", "STS", 0.731234567, datasets={"STS12": "mteb/sts12-sts"}),
+        "own": task_score("own", "STS", 0.5, datasets={"own": "own"}),
+        "CQADupstackRetrieval": task_score(
             "CQADupstackRetrieval", "Retrieval", 0.4, parts=parts, datasets=datasets
         ),
-        "of an earlier version": scored("of an earlier version", "STS", 0.5),
     }
-    types = {name: score.type for name, score in scores.items()}
-    data = parsed(Summary("m", "i", "float32", types, scores, {"BIOSSES": "OSError"}, {}))
+    data = parsed(summary_of(scores, failed={"BIOSSES": "OSError"}))
     assert data.model_name == "mine: a 'name'"
     assert data.eval_results is not None
     found = {result.dataset_name: result for result in data.eval_results}
@@ -45,7 +39,7 @@ def test_the_hub_reads_the_scores_of_a_card() -> None:
         dataset_type="mteb/sts12-sts",
         dataset_name="MTEB STS12",
         dataset_split="test",
-        dataset_revision="revision",
+        dataset_revision="r",
         metric_type="metric",
         metric_value=0.731234567,
     )
@@ -60,8 +54,8 @@ def test_the_hub_reads_the_scores_of_a_card() -> None:
 
 
 def test_a_task_folder_is_none_of_mteb_s() -> None:
-    scores = {"own": scored("own", "STS", 0.5, datasets={"own": "own"})}
-    data = parsed(Summary("m", "i", "float32", {"own": "STS"}, scores, {}, {}))
+    scores = {"own": task_score("own", "STS", 0.5, datasets={"own": "own"})}
+    data = parsed(summary_of(scores))
     assert data.tags == ["sentence-transformers", "embedkit"]
 
 

@@ -13,7 +13,7 @@ from embedkit.evaluation.comparing.by_task import Contest, contest
 from embedkit.evaluation.comparing.runs import Group, Run, read_group, read_run
 from embedkit.evaluation.comparing.statistics import Difference, of_groups
 from embedkit.evaluation.settings import ComparisonOptions, ComparisonSettings
-from embedkit.evaluation.summary import TYPES
+from embedkit.evaluation.summary import TYPES, TaskScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ def _row(group: Group, tasks: Sequence[str], first: Group) -> Row:
 def mismatches(runs: Sequence[Run], tasks: Sequence[str]) -> list[str]:
     """Return a line for each circumstance of measuring in which the runs differ."""
     lines = []
-    for what, of_task in _CIRCUMSTANCES.items():
-        values = {task: {of_task(run, task) for run in runs} for task in tasks}
+    for what, of_score in _CIRCUMSTANCES.items():
+        values = {task: {of_score(run.summary.scores[task]) for run in runs} for task in tasks}
         differing = [task for task in tasks if len(values[task]) > 1]
         if differing:
             where = "all tasks" if differing == list(tasks) else ", ".join(differing)
@@ -135,28 +135,21 @@ def mismatches(runs: Sequence[Run], tasks: Sequence[str]) -> list[str]:
     return lines
 
 
-def _drawn(run: Run, task: str) -> str:
+def _drawn(score: TaskScore) -> str:
     """Return how the contexts of a task were drawn; their vectors are always the model's own."""
-    contexts = sorted(run.summary.scores[task].contexts.items())
+    contexts = sorted(score.contexts.items())
     return str([(name, {**facts, "hash": ""}) for name, facts in contexts])
 
 
-def _recorded(value: str, otherwise: str | None) -> str:
-    """Return what a score has, or what earlier versions kept for all scores of a summary."""
-    return value if value != "not recorded" else otherwise or value
-
-
-_CIRCUMSTANCES: Mapping[str, Callable[[Run, str], str]] = {
-    "prompts": lambda run, task: str(sorted(run.summary.scores[task].prompts.items())),
-    "precision": lambda run, task: _recorded(run.summary.scores[task].dtype, run.summary.dtype),
-    "mteb version": lambda run, task: _recorded(
-        run.summary.scores[task].mteb_version, run.summary.versions.get("mteb")
-    ),
-    "data revision": lambda run, task: run.summary.scores[task].revision,
-    "splits": lambda run, task: ", ".join(run.summary.scores[task].splits),
-    "length limit": lambda run, task: str(run.summary.scores[task].max_tokens or "not recorded"),
+_CIRCUMSTANCES: Mapping[str, Callable[[TaskScore], str]] = {
+    "prompts": lambda score: str(sorted(score.prompts.items())),
+    "precision": lambda score: score.dtype,
+    "mteb version": lambda score: score.mteb_version,
+    "data revision": lambda score: score.revision,
+    "splits": lambda score: ", ".join(score.splits),
+    "length limit": lambda score: str(score.max_tokens),
     "contexts": _drawn,
-    "metric": lambda run, task: run.summary.scores[task].metric,
+    "metric": lambda score: score.metric,
 }
 _PRINTED = ("precision", "mteb version", "length limit", "metric", "splits")
 """Circumstances whose values fit in the line."""

@@ -207,10 +207,7 @@ def _notes(comparison: Comparison) -> list[str]:
         )
     without = dict.fromkeys(task for one in comparison.contests for task in one.without_queries)
     if without:
-        notes.append(
-            "Some run has no results of the same single queries, which earlier versions did not "
-            f"keep: {', '.join(without)}."
-        )
+        notes.append(f"Some run has no results of the same single queries: {', '.join(without)}.")
     if comparison.left_out:
         notes.append(f"Left out, since some run lacks them: {', '.join(comparison.left_out)}.")
     return [*notes, *(f"{note}." for note in comparison.notes)]

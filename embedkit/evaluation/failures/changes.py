@@ -116,7 +116,7 @@ def _comparable(
     tasks = contest(*groups, list(wanted) or both)
     known = [task for task in tasks.tasks if task.over_queries is not None]
     missing = ", ".join(tasks.without_queries)
-    reason = "no results of the same single queries, which earlier versions did not keep"
+    reason = "no results of the same single queries"
     of_others = set(wanted) - {task.task for task in known} - set(tasks.without_queries)
     others = f"only retrieval and reranking tasks have queries: {', '.join(sorted(of_others))}"
     remedy = "score the same tasks with embedkit eval-mteb"
@@ -190,7 +190,7 @@ def _described(
     )
 
 
-def _change(key: QueryKey, pair: _Pair, texts: TaskTexts, limits: Sequence[int | None]) -> Change:
+def _change(key: QueryKey, pair: _Pair, texts: TaskTexts, limits: Sequence[int]) -> Change:
     won = pair[1].score > pair[0].score
     worse = pair[0] if won else pair[1]
     rank, relevant = worse.first_relevant, set(worse.relevant)

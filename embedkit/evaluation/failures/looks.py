@@ -19,7 +19,7 @@ def looks_of(
     answers: Sequence[str],
     front: Sequence[str],
     judged: Collection[int],
-    max_tokens: int | None,
+    max_tokens: int,
 ) -> list[str]:
     """Return what a query and the documents in front of its answers look like.
 
@@ -38,17 +38,16 @@ def looks_of(
         answers: texts of the relevant documents.
         front: texts of the documents in front of them.
         judged: numbers of the documents in front that are judged, as not relevant.
-        max_tokens: length at which the model cuts texts, if it is known.
+        max_tokens: length at which the model cuts texts.
     """
     asked = words(query)
     answering, ahead = [words(text) for text in answers], [words(text) for text in front]
     found = []
     if any(_alike(one, other) for one in ahead for other in answering):
         found.append(DUPLICATE)
-    if max_tokens is not None:
-        longest = _CHARACTERS_A_TOKEN * max_tokens
-        if len(query) > longest or (answers and all(len(text) > longest for text in answers)):
-            found.append(TRUNCATED)
+    longest = _CHARACTERS_A_TOKEN * max_tokens
+    if len(query) > longest or (answers and all(len(text) > longest for text in answers)):
+        found.append(TRUNCATED)
     if asked and answers and not any(asked & answer for answer in answering):
         found.append(NO_COMMON_WORD)
     unjudged = [own for number, own in enumerate(ahead) if number not in judged]

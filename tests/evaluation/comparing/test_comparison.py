@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from embedkit_cli.app import main
+from support.summaries import summary_of, task_score
 
 from embedkit.errors import UserError
 from embedkit.evaluation.comparing.comparison import Comparison, compare_groups
@@ -16,7 +17,7 @@ from embedkit.evaluation.comparing.formatting import (
     as_plain,
 )
 from embedkit.evaluation.comparing.runs import Group, Run, read_run
-from embedkit.evaluation.summary import TYPES, Summary, TaskScore
+from embedkit.evaluation.summary import TYPES, Summary
 
 KINDS = {
     "NQ": "Retrieval",
@@ -28,10 +29,10 @@ TASKS_OF_TYPE = dict(zip(TYPES, (12, 11, 3, 4, 15, 10, 1), strict=True))
 
 def summary(revision: str = "r", **scores: float) -> Summary:
     found = {
-        name: TaskScore(name, KINDS[name], "metric", score, {}, 1.0, revision, ("test",))
+        name: task_score(name, KINDS[name], score, revision=revision)
         for name, score in scores.items()
     }
-    return Summary("m", "i", "float32", KINDS, found, {}, {"mteb": "2"})
+    return summary_of(found, tasks=KINDS)
 
 
 def compared(*runs: tuple[str, Summary], paper: bool = False) -> Comparison:
@@ -141,13 +142,14 @@ def test_runs_that_were_measured_otherwise_are_pointed_out() -> None:
     drawn = {"NQ": {"documents": 512, "corpus_size": 900, "seed": 0, "hash": "x"}}
     nq = replace(nq, max_tokens=512, contexts=drawn)
     scores = {"NQ": nq, "STS12": replace(second.scores["STS12"], dtype="float16")}
-    changed = replace(second, scores=scores, versions={"mteb": "3"})
+    newer = {name: replace(score, mteb_version="3") for name, score in scores.items()}
+    changed = replace(second, scores=newer)
     assert compared(("a", first), ("b", changed)).notes == (
         "The runs differ in the prompts of NQ",
         "The runs differ in the precision of STS12 (float16, float32)",
         "The runs differ in the mteb version of all tasks (2, 3)",
         "The runs differ in the data revision of NQ",
-        "The runs differ in the length limit of NQ (512, not recorded)",
+        "The runs differ in the length limit of NQ (128, 512)",
         "The runs differ in the contexts of NQ",
         "The runs differ in the metric of NQ (m2, metric)",
     )

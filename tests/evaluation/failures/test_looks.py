@@ -33,12 +33,12 @@ def test_words_are_long_ones_in_lower_case_or_else_all() -> None:
 def test_looks_come_from_the_words(
     query: str, answers: list[str], front: list[str], expected: list[str]
 ) -> None:
-    assert looks_of(query, answers, front, [], None) == expected
+    assert looks_of(query, answers, front, [], 256) == expected
 
 
 def test_a_document_that_is_judged_misses_no_judgement() -> None:
     front = ["A knee that is swollen and painful"]
-    assert looks_of(QUERY, [ANSWER], front, [0], None) == []
+    assert looks_of(QUERY, [ANSWER], front, [0], 256) == []
 
 
 def test_long_texts_are_truncated_unless_an_answer_is_whole() -> None:
@@ -46,4 +46,3 @@ def test_long_texts_are_truncated_unless_an_answer_is_whole() -> None:
     assert looks_of(long, [ANSWER], [], [], 256) == [TRUNCATED]
     assert looks_of(QUERY, [long], [], [], 256) == [TRUNCATED]
     assert looks_of(QUERY, [long, ANSWER], [], [], 256) == []
-    assert looks_of(QUERY, [long], [], [], None) == []

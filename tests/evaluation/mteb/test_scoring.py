@@ -174,7 +174,7 @@ def test_a_file_of_someone_else_is_not_replaced(
     tasks = two_sts_tasks(tmp_path / "tasks")
     (tmp_path / "summary.json").write_text('{"mine": 1}')
     with pytest.raises(
-        UserError, match=r"summary\.json: is no summary of embedkit; choose another"
+        UserError, match=r"summary\.json: is no summary of this version of embedkit; choose another"
     ):
         evaluate(Encoder(minilm_model, "m"), tasks, tmp_path)
     assert (tmp_path / "summary.json").read_text() == '{"mine": 1}'
