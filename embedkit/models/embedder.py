@@ -1,6 +1,6 @@
 """``Embedder``: a backbone, a pooling, a head and prompts, which map texts or tokens to vectors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone, shape_of
 from embedkit.models.contextual.context import Context
-from embedkit.models.embedding_model import EmbeddingModel, Role
+from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.head import Head, UnitNorm
 from embedkit.models.pooling import identity_of_pooling, pooling_named
-from embedkit.models.settings import Similarity
 from embedkit.storage.hashing import sha256_of, sha256_of_json
 from embedkit.tokens.batch import TokenBatch
 from embedkit.tokens.tokenizer import identity_of
@@ -32,8 +31,7 @@ class Embedder(EmbeddingModel):
             pooling that another distribution registers.
         include_prompt: whether the prompt's tokens count in the pooling.
         head: modules behind the pooling; by default vectors are scaled to unit norm.
-        prompts, default_prompt_name, similarity: as in ``EmbeddingModel``.
-        truncate_dim, max_tokens, position_limit, name, autocast: as in ``EmbeddingModel``.
+        shared: settings of every ``EmbeddingModel``.
     """
 
     def __init__(
@@ -43,25 +41,12 @@ class Embedder(EmbeddingModel):
         *,
         pooling: str,
         include_prompt: bool,
-        prompts: Mapping[str, str],
-        max_tokens: int,
-        position_limit: int,
-        name: str,
-        autocast: torch.dtype | None = None,
-        default_prompt_name: str | None = None,
         head: Head | None = None,
-        similarity: Similarity = "cosine",
-        truncate_dim: int | None = None,
+        **shared: Any,
     ) -> None:
-        super().__init__()
-        self.backbone, self.tokenizer = backbone, tokenizer
-        self.pooling, self.include_prompt = pooling, include_prompt
-        self.prompts, self.max_tokens = dict(prompts), max_tokens
-        self.position_limit = position_limit
-        self.name, self.autocast = name, autocast
-        self.default_prompt_name = default_prompt_name
+        super().__init__(tokenizer, **shared)
+        self.backbone, self.pooling, self.include_prompt = backbone, pooling, include_prompt
         self.head = Head(UnitNorm()) if head is None else head
-        self.similarity, self.truncate_dim = similarity, truncate_dim
 
     def forward(self, tokens: TokenBatch) -> Tensor:
         """Embed tokens. Shapes: B sequences of T tokens -> ``(B, E)``, fp32 or wider."""
@@ -73,30 +58,10 @@ class Embedder(EmbeddingModel):
         projected: Tensor = self.head(vectors.to(wide))
         return projected
 
-    @torch.inference_mode()
-    def encode(
-        self,
-        texts: str | Sequence[str],
-        *,
-        role: Role | None = None,
-        prompt: str | None = None,
-        context: Context | None = None,
-        max_tokens: int | None = None,
-        normalize_embeddings: bool = False,
-        show_progress: bool = False,
-    ) -> NDArray[np.float32]:
+    def _reader(self, context: Context | None) -> Callable[[TokenBatch], Tensor]:
         if context is not None:
             raise UserError(f"context: {self.name} has one stage and reads none; leave it out")
-        prefix = self._prompt_of(role) if prompt is None else prompt
-        return self._embed(
-            texts,
-            prefix,
-            self,
-            side=role,
-            max_tokens=max_tokens,
-            normalize=normalize_embeddings and not self.is_unit_norm,
-            show_progress=show_progress,
-        )
+        return self
 
     def encode_query(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
         """Embed queries with the model's prompt for queries."""

@@ -2,7 +2,7 @@
 
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -48,31 +48,48 @@ class Facts:
 
 
 class EmbeddingModel(nn.Module, ABC):
-    """Base class of models of one stage (``Embedder``) and of two (``Contextual``)."""
+    """Base class of models of one stage (``Embedder``) and of two (``Contextual``).
 
-    name: str
-    """Name of the model in reports."""
-    tokenizer: PreTrainedTokenizerBase
-    prompts: dict[str, str]
-    """Literal prefixes by name, such as ``query`` and ``document``."""
+    Args:
+        tokenizer: tokenizer with truncation and padding switched off.
+        name: name of the model in reports.
+        prompts: literal prefixes by name, such as ``query`` and ``document``.
+        max_tokens: length to which ``encode`` truncates texts, special tokens included.
+        position_limit: length of the longest text that the model can read, in tokens.
+        autocast: dtype of the matrix products; ``None`` keeps the dtype of the weights.
+        default_prompt_name: name of the prompt of texts without a role, as in
+            sentence-transformers and mteb.
+        trained_prompts: prompts of the training; ``None`` for a model whose folder does not record
+            them.
+        similarity: measure by which vectors are compared.
+        truncate_dim: number of first features that ``encode`` keeps; ``None`` keeps all.
+        frozen: context that ``encode`` uses by default; ``None`` for a model of one stage.
+    """
+
     pooling: str
     """Pooling of token states: one of ``STOCK_POOLINGS`` or the name of another distribution's."""
-    default_prompt_name: str | None = None
-    """Name of the prompt of texts without a role, as in sentence-transformers and mteb."""
-    trained_prompts: TrainedPrompts | None = None
-    """Prompts of the training; ``None`` for a model whose folder does not record them."""
-    similarity: Similarity = "cosine"
-    """Measure by which vectors are compared."""
-    truncate_dim: int | None = None
-    """Number of first features that ``encode`` keeps; ``None`` keeps all."""
-    max_tokens: int
-    """Length to which ``encode`` truncates texts, special tokens included."""
-    position_limit: int
-    """Length of the longest text that the model can read, in tokens."""
-    autocast: torch.dtype | None
-    """Dtype of the matrix products; ``None`` keeps the dtype of the weights."""
-    frozen: Context | None = None
-    """Context that ``encode`` uses by default; ``None`` for a model of one stage."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str,
+        prompts: Mapping[str, str],
+        max_tokens: int,
+        position_limit: int,
+        autocast: torch.dtype | None = None,
+        default_prompt_name: str | None = None,
+        trained_prompts: TrainedPrompts | None = None,
+        similarity: Similarity = "cosine",
+        truncate_dim: int | None = None,
+        frozen: Context | None = None,
+    ) -> None:
+        super().__init__()
+        self.tokenizer, self.name, self.autocast = tokenizer, name, autocast
+        self.prompts, self.default_prompt_name = dict(prompts), default_prompt_name
+        self.trained_prompts, self.frozen = trained_prompts, frozen
+        self.max_tokens, self.position_limit = max_tokens, position_limit
+        self.similarity, self.truncate_dim = similarity, truncate_dim
 
     @property
     @abstractmethod
@@ -111,7 +128,7 @@ class EmbeddingModel(nn.Module, ABC):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    @abstractmethod
+    @torch.inference_mode()
     def encode(
         self,
         texts: str | Sequence[str],
@@ -145,6 +162,21 @@ class EmbeddingModel(nn.Module, ABC):
                 wrong, the prompt leaves no room for a text, or a context is missing, was made by
                 another model, or is given to a model of one stage.
         """
+        embed = self._reader(context)
+        return self._embed(
+            texts,
+            self._prompt_of(role) if prompt is None else prompt,
+            embed,
+            side=role,
+            max_tokens=max_tokens,
+            overhead=self.positions_before_text,
+            normalize=normalize_embeddings and not self.is_unit_norm,
+            show_progress=show_progress,
+        )
+
+    @abstractmethod
+    def _reader(self, context: Context | None) -> Callable[[TokenBatch], Tensor]:
+        """Return the function that embeds tokens in a context."""
 
     def batches(self, texts: Sequence[str], *, prompt: str = "") -> list[Rows]:
         """Return the rows of each batch in which ``encode`` reads texts after ``prompt``.

@@ -110,8 +110,8 @@ def load(
         head=read_head(stored.folder, stored.head),
         similarity=stored.similarity,
         truncate_dim=stored.truncate_dim,
+        trained_prompts=stored.trained_prompts,
     )
-    embedder.trained_prompts = stored.trained_prompts
     return embedder.to(device).eval()
 
 

@@ -69,8 +69,8 @@ def load_contextual(
         # Exports of earlier versions all have vectors of unit norm.
         normalize=config.get("normalize", True),
         similarity=similarity_of(str(folder)),
+        trained_prompts=TrainedPrompts.read(folder),
     )
-    loaded.trained_prompts = TrainedPrompts.read(folder)
     of_encoders = tuple(f"{stage}." for stage in encoders)
     heads = {name: head for name, head in weights.items() if not name.startswith(of_encoders)}
     if different := sorted(loaded.head_weights().keys() ^ heads.keys()):

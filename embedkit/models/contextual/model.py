@@ -3,9 +3,9 @@
 Shapes: n <= J context documents, B texts of T tokens in all, S soft prompts, D features.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +26,6 @@ from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel, Role
 from embedkit.models.head import Projection
 from embedkit.models.pooling import mean_by_text
-from embedkit.models.settings import Similarity
 from embedkit.recipe import ContextualConfig
 from embedkit.storage.hashing import sha256_of, sha256_of_json
 from embedkit.tokens.batch import TokenBatch
@@ -57,7 +56,7 @@ class Contextual(EmbeddingModel):
         config: settings of the layers that join the encoders.
         position_limit: number of positions that the encoders have.
         normalize: whether vectors are scaled to unit norm.
-        prompts, similarity, max_tokens, name, autocast, frozen: as in ``EmbeddingModel``.
+        shared: other settings of every ``EmbeddingModel``.
     """
 
     pooling = "mean"
@@ -69,28 +68,20 @@ class Contextual(EmbeddingModel):
         tokenizer: PreTrainedTokenizerBase,
         config: ContextualConfig,
         *,
-        prompts: Mapping[str, str],
-        max_tokens: int,
         position_limit: int,
-        name: str,
-        autocast: torch.dtype | None = None,
-        frozen: Context | None = None,
         normalize: bool = True,
-        similarity: Similarity = "cosine",
+        **shared: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(tokenizer, position_limit=position_limit - config.text_start, **shared)
+        self.config, self.normalize = config, normalize
         if isinstance(second, PaddedBackbone):
-            _prepare_to_read(second.model, name)
-        self.config, self.tokenizer, self.frozen = config, tokenizer, frozen
-        self.prompts, self.name, self.autocast = dict(prompts), name, autocast
-        self.normalize, self.similarity = normalize, similarity
-        self.position_limit = position_limit - config.text_start
+            _prepare_to_read(second.model, self.name)
         if self.position_limit < 3:
             raise UserError(
-                f"{name}: reads {position_limit} tokens, and {config.text_start} positions are "
-                "taken in front of a text; set position_free = true"
+                f"{self.name}: reads {position_limit} tokens, and {config.text_start} positions "
+                "are taken in front of a text; set position_free = true"
             )
-        self.max_tokens = min(max_tokens, self.position_limit)
+        self.max_tokens = min(self.max_tokens, self.position_limit)
         # A tied encoder is stored under one name, since safetensors refuses shared weights.
         self.second, self._own_first = second, None if config.tied else first
         for backbone in filter(None, (self.second, self._own_first)):
@@ -119,7 +110,7 @@ class Contextual(EmbeddingModel):
                 f"{embedder.name}: has Dense modules, for which a contextual model has no place; "
                 "pass the folder of its encoder alone"
             )
-        model = cls(
+        return cls(
             None if config.tied else deepcopy(embedder.backbone),
             embedder.backbone,
             embedder.tokenizer,
@@ -129,9 +120,8 @@ class Contextual(EmbeddingModel):
             position_limit=embedder.position_limit,
             name=embedder.name,
             autocast=embedder.autocast,
-        )
-        model.trained_prompts = embedder.trained_prompts
-        return model.to(embedder.device)
+            trained_prompts=embedder.trained_prompts,
+        ).to(embedder.device)
 
     @property
     def first(self) -> Backbone | None:
@@ -209,7 +199,6 @@ class Contextual(EmbeddingModel):
         )
         return Context(torch.from_numpy(vectors), self.weights_identity, len(corpus), seed)
 
-    @torch.inference_mode()
     def encode(
         self,
         texts: str | Sequence[str],
@@ -217,10 +206,9 @@ class Contextual(EmbeddingModel):
         role: Role | None = None,
         prompt: str | None = None,
         context: Context | None = None,
-        max_tokens: int | None = None,
-        normalize_embeddings: bool = False,
-        show_progress: bool = False,
+        **options: Any,
     ) -> Embeddings:
+        """Embed texts as ``EmbeddingModel.encode`` does; the vectors record their context."""
         context = context or self.frozen
         if context is None:
             raise UserError(
@@ -231,19 +219,12 @@ class Contextual(EmbeddingModel):
             self.check_made(context)
         if prompt is None:
             role = role or "document"
-            prompt = self._prompt_of(role)
-        vectors = context.vectors.to(self.device)
-        embedded = self._embed(
-            texts,
-            prompt,
-            lambda tokens: self(tokens, vectors),
-            side=role,
-            max_tokens=max_tokens,
-            overhead=self.positions_before_text,
-            normalize=normalize_embeddings and not self.is_unit_norm,
-            show_progress=show_progress,
-        )
-        return Embeddings(embedded, context.hash)
+        vectors = super().encode(texts, role=role, prompt=prompt, context=context, **options)
+        return Embeddings(vectors, context.hash)
+
+    def _reader(self, context: Context | None) -> Callable[[TokenBatch], Tensor]:
+        assert context is not None
+        return partial(self, context=context.vectors.to(self.device))
 
     def save(self, folder: str | Path, *, card: str = "") -> None:
         from embedkit.models.contextual.export import write_contextual
