@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from embedkit.evaluation.comparing.runs import Group
-from embedkit.evaluation.comparing.statistics import Difference, paired
+from embedkit.evaluation.comparing.statistics import FEWEST, Difference, paired
 
 TIE = 0.005
 """Scores times 100 that are less than this apart are printed alike, and are a tie."""
@@ -29,6 +29,15 @@ class TaskDifference:
     @property
     def difference(self) -> float:
         return self.second - self.first
+
+    @property
+    def interval(self) -> str:
+        """The bounds over the queries in brackets, or the reason why there are none."""
+        if self.over_queries is None or self.queries is None:
+            return "-"
+        if self.over_queries.low is None and self.queries >= FEWEST:
+            return "[a part has 1 query]"  # Its variance is unknown.
+        return self.over_queries.interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,8 +159,8 @@ def _tasks(contest: Contest) -> _Sheet:
     rows = []
     for task in contest.tasks:
         cells = [task.task, task.metric, f"{task.first:.2f}", f"{task.second:.2f}"]
-        interval = task.over_queries.interval if task.over_queries else "-"
-        rows.append([*cells, f"{task.difference:+.2f}", interval, str(task.queries or "-")])
+        difference, queries = f"{task.difference:+.2f}", str(task.queries or "-")
+        rows.append([*cells, difference, task.interval, queries])
     counts = [(contest.wins, "win"), (contest.ties, "tie"), (contest.losses, "loss")]
     shown = [f"{count} {_plural(word) if count != 1 else word}" for count, word in counts]
     title = f"{contest.second} against {contest.first}: {', '.join(shown)}"

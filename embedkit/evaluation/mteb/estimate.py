@@ -1,11 +1,9 @@
 """Counts the texts that an evaluation would encode, and measures how long that takes here."""
 
 import heapq
-import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +12,14 @@ from mteb.abstasks.abstask import AbsTask
 from numpy.typing import NDArray
 from rich.table import Column, Table
 
-from embedkit.data.exact_search import ExactSearch, best_by, dot_products
 from embedkit.errors import DataError, UserError
 from embedkit.evaluation.encoding.vector_cache import keys_of
 from embedkit.evaluation.mteb.instructions import NO_INSTRUCTIONS, Instructions
 from embedkit.evaluation.mteb.mirror import with_local_data
+from embedkit.evaluation.mteb.speed import pairs_per_second, prose, tokens_per_second
 from embedkit.evaluation.mteb.task_prompts import resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves
-from embedkit.evaluation.mteb.text_statistics import published, texts_of
+from embedkit.evaluation.mteb.text_statistics import Part, published, texts_of
 from embedkit.evaluation.progress import progress_of, quiet_libraries
 from embedkit.evaluation.summary import as_text
 from embedkit.models.contextual.model import Contextual
@@ -30,13 +28,11 @@ from embedkit.tokens.tokenizer import Tokenize
 
 _SAMPLE = 128
 """Number of texts of each side of a task that are tokenized."""
-_BATCH = 64
-_SECONDS = 5.0
-"""Seconds for which samples are encoded, repeatedly if need be, to measure the speed."""
-_QUERIES, _DOCUMENTS = 500, 2**16
-"""Numbers of random vectors that are searched to measure the speed."""
 _CHARACTERS = 4.2
 """Mean number of characters of a token of English text under WordPiece."""
+
+_Sizes = Counter[tuple[Part, str]]
+"""Numbers of texts by the part and the side of a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +140,10 @@ def estimate(
             except DataError as error:
                 unknown[name] = str(error)
             progress.advance(progress.task_ids[0])
-        if not counter.has_samples:
+        if not counter.samples:
             reasons = [f"{name}: {reason}" for name, reason in unknown.items()]
             raise UserError("\n".join(["estimate: no task has texts to count", *reasons]))
-        speeds = counter.tokens_per_second(), _pairs_per_second(model)
+        speeds = tokens_per_second(model, counter.samples), pairs_per_second(model)
     return Estimate(model.name, estimates, unknown, *speeds, context_documents)
 
 
@@ -157,22 +153,18 @@ class _Counter:
     def __init__(self, model: EmbeddingModel) -> None:
         self._model, self._tokenize = model, Tokenize(model.tokenizer)
         self._seen: dict[str, NDArray[np.uint64]] = defaultdict(lambda: np.empty(0, np.uint64))
-        self._samples: list[tuple[str, list[str]]] = []
-
-    @property
-    def has_samples(self) -> bool:
-        return bool(self._samples)
+        self.samples: list[tuple[str, list[str]]] = []
+        """Prompts, each with some texts that are read behind it."""
 
     def read(self, task: AbsTask, prompts: Mapping[str, str]) -> TaskEstimate:
-        count = unique = new = tokens = 0
-        sizes = Counter[str]()
+        unique = new = tokens = 0
+        sizes = _Sizes()
         hashes: dict[str, list[NDArray[np.uint64]]] = defaultdict(list)
         # The texts of the smallest hashes are a random choice of the distinct ones.
         samples: dict[str, dict[int, str]] = defaultdict(dict)
-        for side, texts in texts_of(task):
+        for part, side, texts in texts_of(task):
             prompt, keys = prompts[side], keys_of(texts)[:, 0]
-            count += len(texts)
-            sizes[side] += len(texts)
+            sizes[part, side] += len(texts)
             hashes[prompt].append(np.unique(keys))
             known = samples[prompt] | dict(zip(keys.tolist(), texts, strict=True))
             samples[prompt] = dict(heapq.nsmallest(_SAMPLE, known.items()))
@@ -184,70 +176,33 @@ class _Counter:
             new += len(keys)
             sample = list(samples[prompt].values())
             tokens += round(len(keys) * self._tokens(prompt, sample) / len(sample))
-            self._samples.append((prompt, sample))
-        pairs = _pairs(task, sizes)
-        return TaskEstimate(task.metadata.name, count, unique, new, tokens, pairs, read=True)
+            self.samples.append((prompt, sample))
+        counts = sizes.total(), unique, new, tokens, _pairs(task, sizes)
+        return TaskEstimate(task.metadata.name, *counts, read=True)
 
     def published(self, task: AbsTask, prompts: Mapping[str, str]) -> TaskEstimate:
-        texts = unique = tokens = 0
-        sizes = Counter[str]()
+        unique = tokens = 0
+        sizes = _Sizes()
         for statistics in published(task):
             prompt = prompts[statistics.side]
             length = self._tokens(prompt, [""]) + statistics.characters / _CHARACTERS
-            texts, unique = texts + statistics.texts, unique + statistics.unique
-            sizes[statistics.side] += statistics.texts
+            unique += statistics.unique
+            sizes[statistics.part, statistics.side] += statistics.texts
             tokens += round(statistics.unique * min(length, self._model.max_tokens))
-            self._samples.append((prompt, [_prose(round(statistics.characters))]))
-        pairs = _pairs(task, sizes)
-        return TaskEstimate(task.metadata.name, texts, unique, unique, tokens, pairs, read=False)
-
-    def tokens_per_second(self) -> float:
-        """Encode samples of all tasks in turn for some seconds."""
-        model, context = self._model, self._model.frozen
-        if isinstance(model, Contextual) and context is None:
-            # A context fills all slots, and its contents do not change the speed.
-            documents = [] if model.config.null_vector else [_prose(99)] * model.config.num_context
-            context = model.build_context(documents)
-        tokens, spent = 0, 0.0
-        # Each sample is repeated until it fills a batch.
-        batches = [(prompt, [*islice(cycle(texts), _BATCH)]) for prompt, texts in self._samples]
-        for number, (prompt, texts) in enumerate(cycle(batches)):
-            began = time.perf_counter()
-            model.encode(texts, prompt=prompt, context=context)
-            seconds = time.perf_counter() - began
-            if number == 0:
-                continue  # The first call allocates memory and compiles kernels.
-            tokens, spent = tokens + self._tokens(prompt, texts), spent + seconds
-            if spent > _SECONDS:
-                break
-        return tokens / spent
+            self.samples.append((prompt, [prose(round(statistics.characters))]))
+        counts = sizes.total(), unique, unique, tokens, _pairs(task, sizes)
+        return TaskEstimate(task.metadata.name, *counts, read=False)
 
     def _tokens(self, prompt: str, texts: Sequence[str]) -> int:
         return self._tokenize(texts, prompt, self._model.max_tokens).num_tokens
 
 
-def _pairs(task: AbsTask, sizes: Mapping[str, int]) -> int:
-    """Return the number of pairs that a search compares; reranking compares few."""
-    searched = isinstance(task, AbsTaskRetrieval) and task.metadata.type != "Reranking"
-    return sizes["query"] * sizes["document"] if searched else 0
-
-
-def _pairs_per_second(model: EmbeddingModel) -> float:
-    """Search random vectors as wide as the model's, of which a retrieval task keeps a thousand."""
-    rng = np.random.default_rng(0)
-    queries, documents = (
-        rng.standard_normal((rows, model.width), np.float32) for rows in (_QUERIES, _DOCUMENTS)
-    )
-    search = ExactSearch(documents, model.device, best_by(dot_products))
-    search.top(queries[:1], 1_000)  # The first call allocates memory.
-    began = time.perf_counter()
-    search.top(queries, 1_000)
-    return _QUERIES * _DOCUMENTS / (time.perf_counter() - began)
-
-
-def _prose(characters: int) -> str:
-    words = "the evaluation of a model that no text has been read for takes about as long "
-    return (words * (characters // len(words) + 1))[:characters]
+def _pairs(task: AbsTask, sizes: _Sizes) -> int:
+    """Return the number of pairs that the searches of a task compare; reranking compares few."""
+    if not isinstance(task, AbsTaskRetrieval) or task.metadata.type == "Reranking":
+        return 0
+    parts = {part for part, _ in sizes}
+    return sum(sizes[part, "query"] * sizes[part, "document"] for part in parts)
 
 
 def _duration(seconds: float) -> str:

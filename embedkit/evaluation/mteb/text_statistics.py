@@ -1,6 +1,6 @@
 """Reads the texts that an mteb task encodes, or the counts of them that mteb publishes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple, cast
 
@@ -9,6 +9,7 @@ from mteb.abstasks import (
     AbsTaskClassification,
     AbsTaskClusteringLegacy,
     AbsTaskPairClassification,
+    AbsTaskRegression,
     AbsTaskRetrieval,
     AbsTaskSTS,
 )
@@ -22,13 +23,17 @@ _CHUNK = 50_000
 
 _DOCUMENT = ("title", "text")
 
+Part = tuple[str, str]
+"""A subset of a task's data and a split of it."""
+
 _Table = tuple[str, Dataset, tuple[str, ...]]
 """A side (query, document or text), rows, and their columns; a text joins all columns of a row."""
 
 
 class TextStatistics(NamedTuple):
-    """Statistics that mteb publishes of the texts of one side of a task."""
+    """Statistics that mteb publishes of the texts of one side of a part of a task."""
 
+    part: Part
     side: str
     texts: int
     unique: int
@@ -36,17 +41,18 @@ class TextStatistics(NamedTuple):
     """Mean number of characters of a text."""
 
 
-def texts_of(task: AbsTask) -> Iterator[tuple[str, list[str]]]:
-    """Yield lists of the texts that a task encodes, each with its side: query, document or text.
+def texts_of(task: AbsTask) -> Iterator[tuple[Part, str, list[str]]]:
+    """Yield the part, the side (query, document or text) and lists of the texts a task encodes.
 
     Of a classification's training texts at most as many are given as the task draws.
     """
     loaded = task.data_loaded
     task.load_data()
     try:
-        for side, rows, columns in _tables(task):
-            for batch in _select(rows, columns).iter(batch_size=_CHUNK):
-                yield side, _texts(batch, columns)
+        for part in _parts(task):
+            for side, rows, columns in _tables(task, *part):
+                for batch in _select(rows, columns).iter(batch_size=_CHUNK):
+                    yield part, side, _texts(batch, columns)
     finally:
         if not loaded:
             task.unload_data()
@@ -63,10 +69,11 @@ def corpus_of(task: AbsTask) -> Sequence[str]:
     if isinstance(task, AbsTaskClassification):
         tables = [_train_table(task, subset) for subset in task.hf_subsets]
     else:
-        tables = [table for table in _tables(task) if table[0] != "query"]
+        tables = [table for part in _parts(task) for table in _tables(task, *part)]
         if not isinstance(task, AbsTaskRetrieval):
             texts = (text for _, rows, columns in tables for text in _texts(rows, columns))
             return list(dict.fromkeys(texts))
+        tables = [table for table in tables if table[0] == "document"]
     # A corpus may hold millions of texts, so they are read from disk one by one.
     _, _, columns = tables[0]
     corpus = concatenate_datasets([_select(rows, columns) for _, rows, _ in tables])
@@ -83,65 +90,84 @@ def published(task: AbsTask) -> list[TextStatistics]:
     """Return mteb's own statistics of a task's texts, which need no data.
 
     Raises:
-        DataError: mteb publishes nothing of this task.
+        DataError: mteb publishes nothing of this task, or not all that is counted.
     """
     known: Any = task.metadata.descriptive_stats
     if not known:
         raise DataError(f"{task.metadata.name}: mteb publishes no statistics of its texts")
     found: list[TextStatistics] = []
-    for split, subset in product(task.eval_splits, task.hf_subsets):
-        subsets = known[split].get("hf_subset_descriptive_stats", {})
-        found += _published(task, subsets.get(subset, known[split]))
+    try:
+        for part in _parts(task):
+            found += _published(task, part, known)
+    except KeyError as lacking:
+        message = f"{task.metadata.name}: the statistics that mteb publishes lack {lacking}"
+        raise DataError(message) from None
     if not found:
         type_ = task.metadata.type
         raise DataError(f"{task.metadata.name}: mteb publishes no statistics of texts of {type_}")
     return found
 
 
-def _published(task: AbsTask, stats: dict[str, Any]) -> Iterator[TextStatistics]:
+def _published(task: AbsTask, part: Part, known: Any) -> Iterator[TextStatistics]:
+    subset, split = part
+    stats = known[split]
+    # The statistics of a whole split are over all its subsets.
+    if len(task.metadata.hf_subsets) > 1:
+        stats = stats["hf_subset_descriptive_stats"][subset]
+    first, second = _sides(task)
+    sides = {"queries": "query", "documents": "document", "text1": first, "text2": second}
     for key, values in stats.items():
         # A summary is compared with other summaries, and the text itself is not encoded.
         text = "text" in key and not isinstance(task, AbsTaskSummarization)
         if not values or not key.endswith("_statistics") or not (text or "summaries" in key):
             continue
-        side = {"queries": "query", "documents": "document"}.get(key.partition("_")[0], "text")
+        side = sides.get(key.partition("_")[0], "text")
         mean = values["average_text_length"]
         texts = round(values["total_text_length"] / mean)
-        yield TextStatistics(side, texts, values["unique_texts"], mean)
+        yield TextStatistics(part, side, texts, values["unique_texts"], mean)
         if isinstance(task, AbsTaskClassification):
-            drawn = _drawn(task, stats["label_statistics"]["unique_labels"])
-            yield TextStatistics(side, drawn, drawn, mean)
+            drawn = _drawn(task, lambda: stats["label_statistics"]["unique_labels"])
+            yield TextStatistics(part, side, drawn, drawn, mean)
 
 
-def _tables(task: AbsTask) -> Iterator[_Table]:
-    """Yield the tables of a loaded task that it encodes; raise for types not in MTEB(eng, v1)."""
-    for subset, split in product(task.hf_subsets, task.eval_splits):
-        if isinstance(task, AbsTaskRetrieval):
-            task.convert_v1_dataset_format_to_v2(num_proc=None)
-            data = task.dataset[subset][split]
-            ids = enumerate(data["queries"]["id"])
-            judged = [row for row, id_ in ids if id_ in data["relevant_docs"]]
-            yield "query", data["queries"].select(judged), ("text", "instruction")
-            yield "document", data["corpus"], _DOCUMENT
-            continue
-        columns: tuple[Any, ...]
-        if isinstance(task, AbsTaskClassification):
-            _, train, columns = _train_table(task, subset)
-            drawn = _drawn(task, len(set(train[task.label_column_name])))
-            yield "text", train.select(range(min(len(train), drawn))), columns
-        elif isinstance(task, AbsTaskClusteringLegacy):
-            columns = (task.input_column_name,)
-        elif isinstance(task, AbsTaskPairClassification):
-            columns = (task.input1_column_name, task.input2_column_name)
-        elif isinstance(task, AbsTaskSTS):
-            columns = task.column_names[:2]
-        elif isinstance(task, AbsTaskSummarization):
-            columns = (task.human_summaries_column_name, task.machine_summaries_column_name)
-        else:
-            type_ = task.metadata.type
-            raise DataError(f"{task.metadata.name}: texts of {type_} cannot be counted")
-        for column in columns:
-            yield "text", _splits(task, subset)[split], (str(column),)
+def _parts(task: AbsTask) -> Iterator[Part]:
+    return product(task.hf_subsets, task.eval_splits)
+
+
+def _sides(task: AbsTask) -> list[str]:
+    """Return the sides of the first and the second text of a pair, which few tasks distinguish."""
+    types = [getattr(task, f"input{number}_prompt_type", None) for number in (1, 2)]
+    return [type_.value if type_ else "text" for type_ in types]
+
+
+def _tables(task: AbsTask, subset: str, split: str) -> Iterator[_Table]:
+    """Yield the tables that a loaded task encodes; raise for types not in MTEB(eng, v1)."""
+    if isinstance(task, AbsTaskRetrieval):
+        task.convert_v1_dataset_format_to_v2(num_proc=None)
+        data = task.dataset[subset][split]
+        ids = enumerate(data["queries"]["id"])
+        judged = [row for row, id_ in ids if id_ in data["relevant_docs"]]
+        yield "query", data["queries"].select(judged), ("text", "instruction")
+        yield "document", data["corpus"], _DOCUMENT
+        return
+    columns: tuple[Any, ...]
+    if isinstance(task, AbsTaskClassification):
+        _, train, columns = _train_table(task, subset)
+        drawn = _drawn(task, lambda: len(set(train[task.label_column_name])))
+        yield "text", train.select(range(min(len(train), drawn))), columns
+    elif isinstance(task, AbsTaskClusteringLegacy):
+        columns = (task.input_column_name,)
+    elif isinstance(task, AbsTaskPairClassification):
+        columns = (task.input1_column_name, task.input2_column_name)
+    elif isinstance(task, AbsTaskSTS):
+        columns = task.column_names[:2]
+    elif isinstance(task, AbsTaskSummarization):
+        columns = (task.human_summaries_column_name, task.machine_summaries_column_name)
+    else:
+        type_ = task.metadata.type
+        raise DataError(f"{task.metadata.name}: texts of {type_} cannot be counted")
+    for side, column in zip(_sides(task), columns, strict=False):
+        yield side, _splits(task, subset)[split], (str(column),)
 
 
 def _train_table(task: AbsTaskClassification, subset: str) -> _Table:
@@ -153,8 +179,11 @@ def _splits(task: AbsTask, subset: str) -> Any:
     return task.dataset[subset] if task.metadata.is_multilingual else task.dataset
 
 
-def _drawn(task: AbsTaskClassification, labels: int) -> int:
-    return task.n_experiments * task.samples_per_label * labels
+def _drawn(task: AbsTaskClassification, labels: Callable[[], int]) -> int:
+    """Return the largest number of training texts that a task draws; a regression has no labels."""
+    if isinstance(task, AbsTaskRegression):
+        return task.n_experiments * task.n_samples
+    return task.n_experiments * task.samples_per_label * labels()
 
 
 def _select(rows: Dataset, columns: Sequence[str]) -> Dataset:

@@ -79,6 +79,17 @@ def test_parts_count_alike_whatever_their_numbers_of_queries(tmp_path: Path) -> 
     assert task.queries == 60
 
 
+def test_a_part_of_one_query_is_why_a_task_of_many_has_no_interval(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a", CQA={"one": [0.0], "two": OLD * 9}, NQ={"NQ": OLD[:4]})
+    second = write_run(tmp_path / "b", CQA={"one": [1.0], "two": NEW * 9}, NQ={"NQ": NEW[:4]})
+    lines = format_comparison(compare([first, second], tasks=True)).splitlines()
+    (parts,) = (line for line in lines if line.split()[:1] == ["CQA"])
+    (few,) = (line for line in lines if line.split()[:1] == ["NQ"])
+    assert "[a part has 1 query]" in parts
+    assert parts.split()[-1] == "55"
+    assert "[n < 5]" in few
+
+
 def test_no_results_and_other_queries_have_no_interval_and_are_named(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", NQ={"NQ": OLD}, FEVER={"FEVER": OLD})
     second = write_run(tmp_path / "b", NQ={"NQ": NEW}, FEVER={"FEVER": NEW[:5]})

@@ -1,5 +1,8 @@
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import mteb
 import pytest
 from embedkit_cli.app import app
 from support.counting_encoder import Counting
@@ -10,11 +13,11 @@ from typer.testing import CliRunner
 from embedkit.errors import DataError, UserError
 from embedkit.evaluation.encoding.encoders import CachedEncoder
 from embedkit.evaluation.encoding.vector_cache import VectorCache
-from embedkit.evaluation.mteb import estimate as estimating
+from embedkit.evaluation.mteb import speed
 from embedkit.evaluation.mteb.estimate import estimate
-from embedkit.evaluation.mteb.instructions import Instructions
+from embedkit.evaluation.mteb.instructions import Instructions, sides_of
 from embedkit.evaluation.mteb.scoring import evaluate
-from embedkit.evaluation.mteb.task_selection import select_tasks
+from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
 from embedkit.evaluation.mteb.text_statistics import published
 from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.models import hub
@@ -24,7 +27,7 @@ from embedkit.tokens.tokenizer import Tokenize
 
 @pytest.fixture(autouse=True)
 def _short_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimating, "_SECONDS", 0.05)
+    monkeypatch.setattr(speed, "_SECONDS", 0.05)
 
 
 @pytest.mark.slow
@@ -73,6 +76,55 @@ def test_a_search_is_told_apart_from_encoding(tmp_path: Path, tiny_model: Path) 
     assert {task.name: task.pairs for task in found.tasks} == {"retrieval": pairs, "reranking": 0}
     assert found.search_seconds == pytest.approx(pairs / found.pairs_per_second)
     assert f"search: {pairs} pairs of a query and a document, 0.0 s" in found.text()
+
+
+def test_each_part_of_a_task_is_a_search_of_its_own(tmp_path: Path, tiny_model: Path) -> None:
+    (read,) = read_task_folders(write_task(tmp_path / "mine", "retrieval"))
+    read.load_data()
+    assert read.dataset is not None
+    subset = read.hf_subsets[0]
+    read.dataset[subset]["again"] = read.dataset[subset]["test"]
+    read.metadata = read.metadata.model_copy(update={"eval_splits": ["test", "again"]})
+    # Eight languages, each with queries and a corpus of its own.
+    (known,) = select_tasks(tasks=["MintakaRetrieval"])
+    statistics: Any = known.metadata.descriptive_stats
+    of_subsets = statistics["test"]["hf_subset_descriptive_stats"]
+    sizes = [
+        [round(side["total_text_length"] / side["average_text_length"]) for side in sides]
+        for sides in (
+            (stats["queries_text_statistics"], stats["documents_text_statistics"])
+            for stats in of_subsets.values()
+        )
+    ]
+    found = estimate(hub.load(str(tiny_model)), [read, known])
+    assert {task.name: task.pairs for task in found.tasks} == {
+        "mine": 2 * len(QUERIES) * len(DOCUMENTS),
+        "MintakaRetrieval": sum(queries * documents for queries, documents in sizes),
+    }
+
+
+def test_pairs_of_a_query_and_a_document_are_read_behind_the_prompts_of_sides() -> None:
+    (task,) = select_tasks(tasks=["TERRa.V2"])
+    assert [statistics.side for statistics in published(task)] == ["document", "query"]
+
+
+@pytest.mark.slow
+def test_every_task_of_mteb_is_counted_or_named() -> None:
+    counted = 0
+    for task in mteb.get_tasks(exclude_superseded=False):
+        for part in leaves(task):
+            with suppress(DataError):
+                sides = {statistics.side for statistics in published(part)}
+                assert sides <= {*sides_of(part)}, part.metadata.name
+                counted += 1
+    assert counted > 1_600
+
+
+def test_a_task_whose_statistics_are_incomplete_is_named() -> None:
+    # They are of all subsets together, and each has a corpus of its own.
+    (task,) = select_tasks(tasks=["BrowseCompPlusRetrieval"])
+    with pytest.raises(DataError, match=r"BrowseCompPlusRetrieval: .* lack 'hf_subset_desc"):
+        published(task)
 
 
 @pytest.mark.slow
