@@ -30,7 +30,7 @@ from embedkit.recipe import Contrastive, ModelSettings, Recipe
 from embedkit.training.flops import wait
 from embedkit.training.interfaces import Stop
 from embedkit.training.metrics import Metrics
-from embedkit.training.trainer import Trainer
+from embedkit.training.trainer import Trainer, TrainingJob
 
 BATCH = 64
 TEMPERATURE = 0.07
@@ -115,18 +115,17 @@ def embedkit_steps(
             wait(device)
             ends.append(time.perf_counter())
 
+    job = TrainingJob[ContrastiveBatch](
+        recipe=recipe,
+        facts={},
+        model=embedder,
+        objective=ContrastiveObjective(Contrastive(temperature=TEMPERATURE)),
+        batches=partial(stream, batches, workers=workers),
+        evaluator=Ends(),
+        finish=lambda _stop: True,
+    )
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer[ContrastiveBatch](
-            embedder,
-            ContrastiveObjective(Contrastive(temperature=TEMPERATURE)),
-            partial(stream, batches, workers=workers),
-            recipe=recipe,
-            folder=Path(folder),
-            facts={},
-            metrics=Metrics(Path(folder) / "metrics.jsonl", []),
-            evaluator=Ends(),
-        )
-        trainer.fit()
+        Trainer(job, Path(folder), {}, Metrics(Path(folder) / "metrics.jsonl", [])).fit()
     return list(np.diff(ends))
 
 

@@ -129,7 +129,7 @@ def finetune(
         resume=resume,
         overwrite=overwrite,
         allow_world_size_change=allow_world_size_change,
-    ).model
+    )
 
 
 def pretrain(
@@ -169,7 +169,7 @@ def pretrain(
         resume=resume,
         overwrite=overwrite,
         allow_world_size_change=allow_world_size_change,
-    ).model
+    )
 
 
 def cluster(

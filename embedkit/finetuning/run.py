@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -36,14 +37,13 @@ from embedkit.recipe.pair_objectives import OBJECTIVES
 from embedkit.storage.folders import rewrite
 from embedkit.training.interfaces import Stop
 from embedkit.training.metrics import check_trackers
-from embedkit.training.run_folder import RunFolder
 from embedkit.training.trainer import TrainingJob
 
 
 def prepare(
     recipe: Recipe,
     sources: Mapping[str, Records] | None,
-    folder: RunFolder,
+    folder: Path,
     device: torch.device,
     console: Console,
 ) -> TrainingJob[ContrastiveBatch]:
@@ -90,7 +90,7 @@ def prepare(
     on_prompts = remarks_on_prompts(model, mixture.records)
     for remark in filter(None, (unit_norm, *remarks(recipe), *on_prompts)):
         console.print(f"note: {remark}", soft_wrap=True)
-    evaluator = Evaluator(recipe.evaluation, folder.evaluation, model, mixture)
+    evaluator = Evaluator(recipe.evaluation, folder / "eval", model, mixture)
     return TrainingJob(
         recipe=recipe,
         facts=facts,
@@ -106,7 +106,7 @@ def _finish(
     model: Embedder | Contextual,
     recipe: Recipe,
     mixture: Mixture,
-    folder: RunFolder,
+    folder: Path,
     evaluator: Evaluator,
     console: Console,
     stop: Stop,
@@ -114,13 +114,13 @@ def _finish(
     # Adapters are merged first, so that the model evaluated is the model exported.
     lora.merge(model)
     # The model is exported before its evaluation, which may fail.
-    card = partial(model_card, model, recipe, mixture)
-    distributed.on_main(lambda: model.save(folder.model, card=card(None, None)))
-    console.print(f"model: {folder.model}", soft_wrap=True)
+    exported, card = folder / "model", partial(model_card, model, recipe, mixture)
+    distributed.on_main(lambda: model.save(exported, card=card(None, None)))
+    console.print(f"model: {exported}", soft_wrap=True)
     before, after = evaluator.after(stop)
     if after is None:
         return True
-    distributed.on_main(lambda: rewrite(folder.model, "README.md", card(before, after)))
+    distributed.on_main(lambda: rewrite(exported, "README.md", card(before, after)))
     console.print(comparison(before, after) if before else after.table())
     for line in (*after.prompts(), *after.reasons()):
         console.print(line, soft_wrap=True)
@@ -129,10 +129,10 @@ def _finish(
     return after.is_complete
 
 
-def _command_to_score(folder: RunFolder) -> str:
+def _command_to_score(folder: Path) -> str:
     """Return the command that scores the exported model as its run does, and keeps its scores."""
-    words = ["embedkit", "eval-mteb", "--model", folder.model, "--recipe", folder.recipe]
-    return shlex.join(map(str, [*words, "--output", folder.evaluation / "after"]))
+    words = ["--model", f"{folder}/model", "--recipe", f"{folder}/recipe.toml"]
+    return shlex.join(["embedkit", "eval-mteb", *words, "--output", f"{folder}/eval/after"])
 
 
 def _check_scores(recipe: Recipe, mixture: Mixture) -> None:

@@ -27,14 +27,13 @@ from embedkit.storage.folders import whole_folder
 from embedkit.training import checkpoint, flops
 from embedkit.training.interfaces import Stop
 from embedkit.training.metrics import check_trackers
-from embedkit.training.run_folder import RunFolder
 from embedkit.training.trainer import TrainingJob
 
 
 def prepare(
     recipe: PretrainRecipe,
     sources: Mapping[str, Texts] | None,
-    folder: RunFolder,
+    folder: Path,
     device: torch.device,
     console: Console,
 ) -> TrainingJob[MaskedBatch]:
@@ -66,7 +65,7 @@ def prepare(
         f"{recipe.steps} steps of at most {recipe.data.batch_tokens:,} tokens"
     )
     console.print(table)
-    evaluator = HeldOutLosses(recipe, mixture, model, folder.path / "held_out.jsonl", console)
+    evaluator = HeldOutLosses(recipe, mixture, model, folder / "held_out.jsonl", console)
     data = recipe.data
     flops_of_step = partial(
         flops.training_flops,
@@ -82,7 +81,7 @@ def prepare(
         objective=MaskedLMObjective(data.micro_batch_tokens, data.max_tokens, flops_of_step),
         batches=lambda numbers: stream(mixture.batches, numbers, data.workers),
         evaluator=evaluator,
-        finish=partial(_finish, network, tokenizer, folder.model, evaluator, console),
+        finish=partial(_finish, network, tokenizer, folder / "model", evaluator, console),
         peak_flops=peak_flops,
     )
 

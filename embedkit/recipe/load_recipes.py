@@ -53,15 +53,20 @@ def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | Pretra
     tables, remarks = with_new_names(override(read_toml(path), overrides), name)
     if remarks:
         warnings.warn(f"{name}: {'; '.join(remarks)}", stacklevel=2)
+    return of_its_kind(tables, name)
+
+
+def of_its_kind(tables: Mapping[str, Any], origin: str) -> Recipe | PretrainRecipe:
+    """Build the recipe of ``tables`` under current names; errors name ``origin``."""
     objective = tables.get("objective")
     if isinstance(objective, dict) and objective.get("kind") == "masked_lm":
-        return validated(PretrainRecipe, tables, name)
+        return validated(PretrainRecipe, tables, origin)
     if tables.get("shard"):
         raise UserError(
-            f"{name}: shard: contrastive training runs replicated, since every rank needs the "
+            f"{origin}: shard: contrastive training runs replicated, since every rank needs the "
             "whole model for its share of a batch; leave it out"
         )
-    return validated(Recipe, tables, name)
+    return validated(Recipe, tables, origin)
 
 
 def show_recipes(names: Sequence[str], overrides: Sequence[str] = ()) -> str:

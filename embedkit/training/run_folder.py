@@ -3,18 +3,16 @@
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 import torch
-from pydantic import ValidationError
 
 from embedkit.config import differences, read_toml
 from embedkit.errors import UserError
-from embedkit.recipe import PretrainRecipe, Recipe, Training
-from embedkit.recipe.load_recipes import with_new_names
+from embedkit.recipe import Training
+from embedkit.recipe.load_recipes import of_its_kind, with_new_names
 from embedkit.storage.atomic import aside_of, write_json, write_text
 from embedkit.storage.folders import check_replaceable, set_aside
 from embedkit.storage.versions import versions_of
@@ -30,29 +28,6 @@ _ENTRIES = {*_FILES, *(aside_of(Path(name)).name for name in _FILES), *_FOLDERS}
 """Names of the files and folders that a run writes into its folder."""
 
 _PACKAGES = ("embedkit-neobert", "torch", "transformers", "sentence-transformers", "mteb")
-
-
-@dataclass(frozen=True, slots=True)
-class RunFolder:
-    """Paths of the files and folders of a run."""
-
-    path: Path
-
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.toml"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model"
-
-    @property
-    def evaluation(self) -> Path:
-        return self.path / "eval"
 
 
 def check(path: Path, *, resume: bool, overwrite: bool) -> None:
@@ -90,7 +65,7 @@ def check(path: Path, *, resume: bool, overwrite: bool) -> None:
     check_replaceable(path / "eval" / "tasks", "held-out tasks")
 
 
-def claim(path: Path, *, resume: bool, overwrite: bool) -> RunFolder:
+def claim(path: Path, *, resume: bool, overwrite: bool) -> None:
     """Check ``path``, then create it for this run, or replace the run there with ``overwrite``."""
     check(path, resume=resume, overwrite=overwrite)
     try:
@@ -103,10 +78,9 @@ def claim(path: Path, *, resume: bool, overwrite: bool) -> RunFolder:
         raise UserError(
             f"{path}: cannot be made ({error.strerror}); choose another --output"
         ) from None
-    return RunFolder(path)
 
 
-def describe(folder: RunFolder, recipe: Training, facts: Mapping[str, Any]) -> None:
+def describe(path: Path, recipe: Training, facts: Mapping[str, Any]) -> None:
     """Write ``recipe.toml``, and versions, hardware and ``facts`` into ``run.json``."""
     hardware = f"{platform.machine()} CPU ({torch.backends.cpu.get_cpu_capability()})"
     if torch.cuda.is_available():
@@ -115,17 +89,16 @@ def describe(folder: RunFolder, recipe: Training, facts: Mapping[str, Any]) -> N
         "versions": versions_of(_PACKAGES),
         "python": platform.python_version(),
         "hardware": hardware,
-        "threads": torch.get_num_threads(),
         **facts,
     }
     # run.json is written first, since --resume and --overwrite recognise a run by it.
-    write_json(folder.path / "run.json", record)
+    write_json(path / "run.json", record)
     tables = recipe.model_dump(mode="json", exclude_none=True)
-    write_text(folder.recipe, tomli_w.dumps(tables))
+    write_text(path / "recipe.toml", tomli_w.dumps(tables))
 
 
 def newest_checkpoint(
-    folder: RunFolder, facts: Mapping[str, Any], *, allow_world_size_change: bool
+    path: Path, facts: Mapping[str, Any], *, allow_world_size_change: bool
 ) -> tuple[checkpoint.Checkpoint | None, list[str]]:
     """Return the checkpoint to continue from, and remarks for the user.
 
@@ -136,15 +109,16 @@ def newest_checkpoint(
             of another distribution differ from those of the run; or there are checkpoints, but
             none is undamaged or one cannot be read.
     """
-    newest, broken = checkpoint.newest(folder.checkpoints)
+    root = path / "checkpoints"
+    newest, broken = checkpoint.newest(root)
     if newest is None:
         if broken:
             reasons = "; ".join(f"{error.folder.name}: {error.reason}" for error in broken)
             raise UserError(
-                f"{folder.checkpoints}: no checkpoint is whole ({reasons}): restore one from a "
+                f"{root}: no checkpoint is whole ({reasons}): restore one from a "
                 "backup, or begin anew with --overwrite or another --output; nothing was changed"
             )
-        _refuse_changes(folder, "run.json", _begun(folder), facts)
+        _refuse_changes(path, "run.json", _begun(path), facts)
         return None, ["no checkpoint yet: starting from step 0"]
     then, remarks = newest.facts, []
     if (before := then["world_size"]) != (ranks := facts["world_size"]):
@@ -155,11 +129,11 @@ def newest_checkpoint(
                 else "the numbers will then agree only to rounding and with dropout off"
             )
             raise UserError(
-                f"{folder.path}: its checkpoint was made on {before} ranks, now there are {ranks}; "
+                f"{path}: its checkpoint was made on {before} ranks, now there are {ranks}; "
                 f"{effect}; pass --allow-world-size-change to accept that"
             )
         remarks.append(f"world size {before} -> {ranks}")
-    _refuse_changes(folder, "checkpoint", then, facts)
+    _refuse_changes(path, "checkpoint", then, facts)
     if then["threads"] != facts["threads"]:
         remarks.append(
             f"{then['threads']} threads then, {facts['threads']} now: the numbers will agree only "
@@ -169,31 +143,31 @@ def newest_checkpoint(
     return newest, aside + remarks
 
 
-def _begun(folder: RunFolder) -> Mapping[str, Any]:
+def _begun(path: Path) -> Mapping[str, Any]:
     """Return the facts of a run that has no checkpoint yet, from its ``run.json``."""
-    path = folder.path / "run.json"
+    file = path / "run.json"
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(file.read_text(encoding="utf-8"))
         facts = {kind: record[kind] for kind in ("sources", "model")}
     except (ValueError, LookupError, TypeError):
         raise UserError(
-            f"{path}: is damaged, and there is no checkpoint to go on from; begin anew with "
+            f"{file}: is damaged, and there is no checkpoint to go on from; begin anew with "
             "--overwrite or another --output"
         ) from None
     # Earlier versions stored the recipe in recipe.toml alone.
-    facts["recipe"] = record.get("recipe") or read_toml(folder.recipe)
+    facts["recipe"] = record.get("recipe") or read_toml(path / "recipe.toml")
     return facts | {"extensions": record.get("extensions", {})}
 
 
 def _refuse_changes(
-    folder: RunFolder, origin: str, then: Mapping[str, Any], now: Mapping[str, Any]
+    path: Path, origin: str, then: Mapping[str, Any], now: Mapping[str, Any]
 ) -> None:
     old, new = then["recipe"], now["recipe"]
     # With a constant rate no step depends on their number, so that a run may be extended.
     longer = (new["steps"] or 0) >= (old.get("steps") or 0)
     extended = longer and new["optim"]["schedule"] == "constant"
     inert = (*_INERT, "steps:") if extended else _INERT
-    changes = differences(_stated(_completed(old)), _stated(new))
+    changes = differences(_completed(old), new)
     changes = [change for change in changes if not change.startswith(inert)]
     for kind in ("sources", "model"):
         before = {name: digest[:12] for name, digest in then[kind].items()}
@@ -202,7 +176,7 @@ def _refuse_changes(
     changes += differences(then.get("extensions", {}), now.get("extensions", {}), "extensions")
     if changes:
         raise UserError(
-            f"{folder.path}: this is another run than the one of its {origin}: "
+            f"{path}: this is another run than the one of its {origin}: "
             f"{'; '.join(changes)}; undo the change, or choose another --output"
         )
 
@@ -210,17 +184,8 @@ def _refuse_changes(
 def _completed(stored: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a stored recipe under current names, with the defaults of settings newer than it."""
     tables, _ = with_new_names(stored, "the run")
-    pretrains = tables.get("objective", {}).get("kind") == "masked_lm"
     try:
-        recipe = (PretrainRecipe if pretrains else Recipe).model_validate(tables)
-    except ValidationError:
+        return of_its_kind(tables, "the run").model_dump(mode="json")
+    except UserError:
         # What this version does not read, it reports as a difference.
         return tables
-    return recipe.model_dump(mode="json")
-
-
-def _stated(value: Any) -> Any:
-    """Return a recipe without its null values, which ``recipe.toml`` cannot hold."""
-    if isinstance(value, Mapping):
-        return {key: _stated(item) for key, item in value.items() if item is not None}
-    return [_stated(item) for item in value] if isinstance(value, list) else value

@@ -21,7 +21,6 @@ from embedkit.training import checkpoint, flops, run_folder
 from embedkit.training.interfaces import BatchT, Evaluator, Objective, Stop
 from embedkit.training.metrics import Metrics, Progress, open_trackers, summary_line, truncate_lines
 from embedkit.training.optim import build_optimizer, lr_at, set_lr
-from embedkit.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +51,13 @@ class Interrupted(Exception):  # noqa: N818 - not an error: the run stopped as i
 
 
 def run_training(
-    prepare: Callable[[RunFolder, torch.device, Console], TrainingJob[BatchT]],
+    prepare: Callable[[Path, torch.device, Console], TrainingJob[BatchT]],
     path: Path,
     *,
     resume: bool,
     overwrite: bool,
     allow_world_size_change: bool,
-) -> RunFolder:
+) -> Path:
     """Prepare, train and finish a run in the folder ``path``; under torchrun, on all ranks.
 
     Args:
@@ -69,12 +68,15 @@ def run_training(
         overwrite: whether to replace the run in ``path``.
         allow_world_size_change: whether a resumed run may have another number of ranks.
 
+    Returns:
+        The folder that the model is exported to.
+
     Raises:
         UserError: the folder cannot be used for the run, or ``prepare`` raised it.
         Interrupted: the run was asked to stop, and can be resumed.
     """
     run_folder.check(path, resume=resume, overwrite=overwrite)
-    device, folder = distributed.local_device(), RunFolder(path)
+    device = distributed.local_device()
     if device.type == "cuda":
         # Atomic additions in a different order would change the numbers of a resumed run.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -82,7 +84,7 @@ def run_training(
         torch.use_deterministic_algorithms(True, warn_only=True)
     with distributed.group(device):
         console = Console(quiet=not distributed.is_main(), markup=False, highlight=False)
-        job = prepare(folder, device, console)
+        job = prepare(path, device, console)
         distributed.on_main(partial(run_folder.claim, path, resume=resume, overwrite=overwrite))
         tables = job.recipe.model_dump(mode="json")
         names = job.recipe.logging.trackers if distributed.is_main() else ()
@@ -90,102 +92,63 @@ def run_training(
         machine = {"world_size": distributed.world_size(), "threads": torch.get_num_threads()}
         facts = {"recipe": tables, **job.facts, **machine}
         with StopRequest() as request:
+
+            def stop() -> bool:
+                return request.asked
+
             with Metrics(path / "metrics.jsonl", trackers, job.peak_flops) as metrics:
-                trainer = Trainer(
-                    job.model,
-                    job.objective,
-                    job.batches,
-                    recipe=job.recipe,
-                    folder=path,
-                    facts=facts,
-                    metrics=metrics,
-                    evaluator=job.evaluator,
-                )
-                newest = None
-                if resume:
-                    newest = _newest(folder, facts, console, allow_world_size_change)
-                _train(job, trainer, newest, folder, facts, console, lambda: request.asked)
-            if not job.finish(lambda: request.asked):
+                trainer = Trainer(job, path, facts, metrics)
+                start = trainer.resume(console, allow_world_size_change) if resume else 0
+                distributed.on_main(partial(run_folder.describe, path, job.recipe, facts))
+                distributed.on_main(partial(truncate_lines, path / "metrics.jsonl", start))
+                job.evaluator.before(start, stop)
+                if distributed.any_rank(stop(), device):
+                    raise Interrupted(start)
+                trainer.fit(start, stop)
+            if not job.finish(stop):
                 assert job.recipe.steps is not None
                 raise Interrupted(job.recipe.steps)
-    return folder
-
-
-def _train(
-    job: TrainingJob[BatchT],
-    trainer: "Trainer[BatchT]",
-    newest: checkpoint.Checkpoint | None,
-    folder: RunFolder,
-    facts: Mapping[str, Any],
-    console: Console,
-    stop: Stop,
-) -> None:
-    """Train from the ``newest`` checkpoint, or from the start, to the last step."""
-    start = 0
-    if newest is not None:
-        trainer.restore(newest)
-        start = newest.step
-        console.print(f"resuming after step {start}")
-    distributed.on_main(partial(run_folder.describe, folder, job.recipe, facts))
-    distributed.on_main(partial(truncate_lines, folder.path / "metrics.jsonl", start))
-    job.evaluator.before(start, stop)
-    if distributed.any_rank(stop(), distributed.local_device()):
-        raise Interrupted(start)
-    trainer.fit(start, stop)
-
-
-def _newest(
-    folder: RunFolder, facts: Mapping[str, Any], console: Console, allow_world_size_change: bool
-) -> checkpoint.Checkpoint | None:
-    """Return the checkpoint to continue from, and print what there is to remark on it."""
-    find = partial(run_folder.newest_checkpoint, folder, facts)
-    # Rank 0 alone looks for the checkpoint, since it renames damaged ones.
-    newest, remarks = distributed.on_main(
-        partial(find, allow_world_size_change=allow_world_size_change)
-    )
-    for remark in remarks:
-        console.print(f"note: {remark}", soft_wrap=True)
-    return newest
+    return path / "model"
 
 
 class Trainer(Generic[BatchT]):
-    """Trains a model for a number of steps.
+    """Trains the model of a job for the number of steps that its recipe says.
 
     Args:
-        model: model in fp32, on the device to train on.
-        objective: objective that turns a batch into gradients.
-        batches: function that yields the batches of a range of batch numbers, in order; a step
-            takes ``gradient_accumulation_steps`` of them.
-        recipe: settings with seed, steps, optimizer, and how often to log and save.
+        job: what to train; its model is in fp32, on the device to train on.
         folder: folder of the run, in which ``checkpoints/`` is written.
         facts: facts stored in every checkpoint and compared when a run is resumed.
         metrics: writer that receives the metrics of each step.
-        evaluator: evaluator called on every rank between two steps.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective[BatchT],
-        batches: Callable[[range], Iterator[BatchT]],
-        *,
-        recipe: Training,
-        folder: Path,
-        facts: Mapping[str, Any],
-        metrics: Metrics,
-        evaluator: Evaluator,
+        self, job: TrainingJob[BatchT], folder: Path, facts: Mapping[str, Any], metrics: Metrics
     ) -> None:
-        self._model, self._objective, self._batches = model, objective, batches
-        assert recipe.steps is not None, "epochs are resolved before a run starts"
-        self._recipe, self._steps, self._facts = recipe, recipe.steps, facts
-        self._metrics, self._evaluator = metrics, evaluator
-        self._checkpoints = folder / "checkpoints"
-        self._optimizer = build_optimizer(model, recipe.optim)
-        self._device = next(model.parameters()).device
+        self._model, self._objective, self._batches = job.model, job.objective, job.batches
+        assert job.recipe.steps is not None, "epochs are resolved before a run starts"
+        self._recipe, self._steps, self._facts = job.recipe, job.recipe.steps, facts
+        self._folder, self._metrics, self._evaluator = folder, metrics, job.evaluator
+        self._optimizer = build_optimizer(self._model, self._recipe.optim)
+        self._device = next(self._model.parameters()).device
 
-    def restore(self, found: checkpoint.Checkpoint) -> None:
-        """Load weights and optimizer moments from a checkpoint of the same run."""
-        checkpoint.restore(found, self._model, self._optimizer)
+    def resume(self, console: Console, allow_world_size_change: bool) -> int:
+        """Load the newest checkpoint, if there is one, and return how many steps it has done.
+
+        Raises:
+            UserError: the checkpoint belongs to another run, or to another number of ranks.
+        """
+        find = partial(run_folder.newest_checkpoint, self._folder, self._facts)
+        # Rank 0 alone looks for the checkpoint, since it renames damaged ones.
+        newest, remarks = distributed.on_main(
+            partial(find, allow_world_size_change=allow_world_size_change)
+        )
+        for remark in remarks:
+            console.print(f"note: {remark}", soft_wrap=True)
+        if newest is None:
+            return 0
+        checkpoint.restore(newest, self._model, self._optimizer)
+        console.print(f"resuming after step {newest.step}")
+        return newest.step
 
     def fit(self, start: int = 0, stop: Stop = lambda: False) -> None:
         """Train from step ``start`` to the last step of the recipe.
@@ -266,5 +229,6 @@ class Trainer(Generic[BatchT]):
         state = checkpoint.captured(self._model, self._optimizer)
         keep = self._recipe.checkpoints.keep
         if distributed.is_main():
-            checkpoint.save(self._checkpoints, done, state, self._facts, keep=keep)
+            root = self._folder / "checkpoints"
+            checkpoint.save(root, done, state, self._facts, keep=keep)
         distributed.barrier()

@@ -15,7 +15,6 @@ from embedkit.recipe import Logging, Recipe
 from embedkit.storage.folders import whole_folder
 from embedkit.training import checkpoint, run_folder
 from embedkit.training.optim import build_optimizer
-from embedkit.training.run_folder import RunFolder
 
 TABLES: dict[str, Any] = {
     "steps": 100,
@@ -51,23 +50,23 @@ def facts_of(recipe: Recipe, **changes: Any) -> dict[str, Any]:
     return facts | changes
 
 
-def run_with_checkpoint(path: Path, recipe: Recipe) -> RunFolder:
-    folder = run_folder.claim(path, resume=False, overwrite=False)
+def run_with_checkpoint(path: Path, recipe: Recipe) -> Path:
+    run_folder.claim(path, resume=False, overwrite=False)
     model = nn.Linear(2, 2)
     optimizer = build_optimizer(model, recipe.optim)
     state = checkpoint.captured(model, optimizer)
-    checkpoint.save(folder.checkpoints, 50, state, facts_of(recipe), keep=2)
-    run_folder.describe(folder, recipe, facts_of(recipe))
-    return folder
+    checkpoint.save(path / "checkpoints", 50, state, facts_of(recipe), keep=2)
+    run_folder.describe(path, recipe, facts_of(recipe))
+    return path
 
 
-def run_without_checkpoint(path: Path, recipe: Recipe) -> RunFolder:
-    folder = run_folder.claim(path, resume=False, overwrite=False)
-    run_folder.describe(folder, recipe, facts_of(recipe))
-    return folder
+def run_without_checkpoint(path: Path, recipe: Recipe) -> Path:
+    run_folder.claim(path, resume=False, overwrite=False)
+    run_folder.describe(path, recipe, facts_of(recipe))
+    return path
 
 
-def resumed(folder: RunFolder, facts: dict[str, Any], *, allow: bool = False) -> list[str]:
+def resumed(folder: Path, facts: dict[str, Any], *, allow: bool = False) -> list[str]:
     """The remarks when the run is resumed with ``facts``."""
     found, remarks = run_folder.newest_checkpoint(folder, facts, allow_world_size_change=allow)
     assert found is not None
@@ -77,7 +76,8 @@ def resumed(folder: RunFolder, facts: dict[str, Any], *, allow: bool = False) ->
 
 def test_an_empty_folder_and_none_may_become_a_run(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "a" / "b"):
-        assert run_folder.claim(path, resume=False, overwrite=False).path.is_dir()
+        run_folder.claim(path, resume=False, overwrite=False)
+        assert path.is_dir()
 
 
 def test_checking_a_folder_changes_nothing(tmp_path: Path) -> None:
@@ -101,20 +101,20 @@ def test_overwriting_a_run_removes_it(tmp_path: Path) -> None:
 
 def test_overwriting_a_run_loses_nothing_that_it_did_not_write(tmp_path: Path) -> None:
     run = run_with_checkpoint(tmp_path / "run", recipe_with())
-    (run.path / "notes.md").write_text("mine")
+    (run / "notes.md").write_text("mine")
     with pytest.raises(UserError, match=r"since no run of embedkit wrote notes\.md there; move it"):
-        run_folder.claim(run.path, resume=False, overwrite=True)
-    (run.path / "notes.md").rename(tmp_path / "notes.md")
-    with whole_folder(run.model, "a model") as aside:
+        run_folder.claim(run, resume=False, overwrite=True)
+    (run / "notes.md").rename(tmp_path / "notes.md")
+    with whole_folder(run / "model", "a model") as aside:
         (aside / "README.md").write_text("card")
-    (run.model / "README.md").write_text("mine")
+    (run / "model" / "README.md").write_text("mine")
     for resume in (False, True):
         with pytest.raises(UserError, match=r"changed: README\.md; move them elsewhere, or choose"):
-            run_folder.claim(run.path, resume=resume, overwrite=not resume)
-    assert (run.model / "README.md").read_text() == "mine"
-    (run.model / "README.md").unlink()
-    run_folder.claim(run.path, resume=False, overwrite=True)
-    assert not list(run.path.iterdir())
+            run_folder.claim(run, resume=resume, overwrite=not resume)
+    assert (run / "model" / "README.md").read_text() == "mine"
+    (run / "model" / "README.md").unlink()
+    run_folder.claim(run, resume=False, overwrite=True)
+    assert not list(run.iterdir())
     assert {path.name for path in tmp_path.iterdir()} == {"run", "notes.md"}
 
 
@@ -125,8 +125,8 @@ def test_a_run_that_cannot_be_replaced_stays(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", fail)
         with pytest.raises(UserError, match=r"run: cannot be made \(No space left on device\)"):
-            run_folder.claim(run.path, resume=False, overwrite=True)
-    assert (run.checkpoints / "step-000050").is_dir()
+            run_folder.claim(run, resume=False, overwrite=True)
+    assert (run / "checkpoints" / "step-000050").is_dir()
 
 
 def fail(*_arguments: object, **_options: object) -> None:
@@ -168,9 +168,9 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
 def test_a_run_says_what_it_is(tmp_path: Path) -> None:
     recipe = recipe_with(optim__max_grad_norm=0.5)
     folder = run_with_checkpoint(tmp_path / "run", recipe)
-    stored = tomllib.loads((folder.path / "recipe.toml").read_text())
+    stored = tomllib.loads((folder / "recipe.toml").read_text())
     assert validated(Recipe, stored, "recipe.toml") == recipe
-    told = json.loads((folder.path / "run.json").read_text())
+    told = json.loads((folder / "run.json").read_text())
     assert told["versions"]["torch"] == torch.__version__
     assert told["sources"] == {"pairs": "a" * 64}
     assert told["model"] == {"identity": "b" * 64}
@@ -203,7 +203,7 @@ def test_a_changed_key_is_refused_by_name(
     with pytest.raises(UserError) as refusal:
         resumed(folder, facts_of(recipe_with(**changes)))
     assert str(refusal.value) == (
-        f"{folder.path}: this is another run than the one of its checkpoint: {named}; "
+        f"{folder}: this is another run than the one of its checkpoint: {named}; "
         "undo the change, or choose another --output"
     )
 
@@ -284,23 +284,24 @@ OTHER_RUNS = [
 
 
 def test_a_setting_newer_than_the_run_had_its_default(tmp_path: Path) -> None:
-    folder = run_folder.claim(tmp_path / "run", resume=False, overwrite=False)
+    folder = tmp_path / "run"
+    run_folder.claim(folder, resume=False, overwrite=False)
     facts = facts_of(recipe_with())
     del facts["recipe"]["embedder"]["train_dense"], facts["recipe"]["embedder"]["default_prompts"]
-    (folder.path / "run.json").write_text(json.dumps(facts))
+    (folder / "run.json").write_text(json.dumps(facts))
     assert begun(folder, facts_of(recipe_with()))
     with pytest.raises(UserError, match=r"embedder\.train_dense: true -> false; undo"):
         begun(folder, facts_of(recipe_with(embedder__train_dense=False)))
 
 
-def forget_recipe(folder: RunFolder) -> None:
+def forget_recipe(folder: Path) -> None:
     """Take the recipe out of ``run.json``, where earlier versions did not have it."""
-    told = json.loads((folder.path / "run.json").read_text())
+    told = json.loads((folder / "run.json").read_text())
     del told["recipe"]
-    (folder.path / "run.json").write_text(json.dumps(told))
+    (folder / "run.json").write_text(json.dumps(told))
 
 
-def begun(folder: RunFolder, facts: dict[str, Any]) -> list[str]:
+def begun(folder: Path, facts: dict[str, Any]) -> list[str]:
     """The remarks when a run without a checkpoint is resumed with ``facts``."""
     found, remarks = run_folder.newest_checkpoint(folder, facts, allow_world_size_change=False)
     assert found is None
@@ -318,7 +319,7 @@ def test_another_run_is_refused_before_its_first_checkpoint_too(
     with pytest.raises(UserError) as refusal:
         begun(folder, facts_of(recipe_with(**changes), **facts))
     assert str(refusal.value) == (
-        f"{folder.path}: this is another run than the one of its run.json: {named}; "
+        f"{folder}: this is another run than the one of its run.json: {named}; "
         "undo the change, or choose another --output"
     )
 
@@ -340,24 +341,24 @@ def test_a_damaged_record_of_a_run_without_a_checkpoint_is_refused(
     content: str, tmp_path: Path
 ) -> None:
     folder = run_without_checkpoint(tmp_path / "run", recipe_with())
-    (folder.path / "run.json").write_text(content)
+    (folder / "run.json").write_text(content)
     with pytest.raises(UserError, match=r"run\.json: is damaged, and there is no checkpoint"):
         begun(folder, facts_of(recipe_with()))
 
 
-def checkpoints_of(folder: RunFolder) -> dict[str, bytes]:
-    files = (path for path in folder.checkpoints.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder.checkpoints)): path.read_bytes() for path in files}
+def checkpoints_of(folder: Path) -> dict[str, bytes]:
+    files = (path for path in (folder / "checkpoints").rglob("*") if path.is_file())
+    return {str(path.relative_to(folder / "checkpoints")): path.read_bytes() for path in files}
 
 
-def damage(folder: RunFolder, step: int) -> None:
-    weights = folder.checkpoints / f"step-{step:06d}" / "model.safetensors"
+def damage(folder: Path, step: int) -> None:
+    weights = folder / "checkpoints" / f"step-{step:06d}" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
 
 
 def test_no_whole_checkpoint_is_refused_and_all_are_kept(tmp_path: Path) -> None:
     folder = run_with_checkpoint(tmp_path / "run", recipe_with())
-    shutil.copytree(folder.checkpoints / "step-000050", folder.checkpoints / "step-000060")
+    shutil.copytree(folder / "checkpoints" / "step-000050", folder / "checkpoints" / "step-000060")
     for step in (50, 60):
         damage(folder, step)
     before = checkpoints_of(folder)
@@ -366,7 +367,7 @@ def test_no_whole_checkpoint_is_refused_and_all_are_kept(tmp_path: Path) -> None
             begun(folder, facts_of(recipe))
         reason = "model.safetensors does not match sha256.json"
         assert str(refusal.value) == (
-            f"{folder.checkpoints}: no checkpoint is whole (step-000060: {reason}; step-000050: "
+            f"{folder}/checkpoints: no checkpoint is whole (step-000060: {reason}; step-000050: "
             f"{reason}): restore one from a backup, or begin anew with --overwrite or another "
             "--output; nothing was changed"
         )
@@ -377,8 +378,8 @@ def test_a_damaged_checkpoint_is_set_aside_for_an_older_one_of_the_same_run(
     tmp_path: Path,
 ) -> None:
     folder = run_with_checkpoint(tmp_path / "run", recipe_with())
-    newer = folder.checkpoints / "step-000060"
-    shutil.copytree(folder.checkpoints / "step-000050", newer)
+    newer = folder / "checkpoints" / "step-000060"
+    shutil.copytree(folder / "checkpoints" / "step-000050", newer)
     damage(folder, 60)
     before = checkpoints_of(folder)
     with pytest.raises(UserError, match="seed: 0 -> 1"):
@@ -398,6 +399,6 @@ def test_a_damaged_checkpoint_is_set_aside_for_an_older_one_of_the_same_run(
 
 def test_a_run_of_which_all_was_set_aside_is_not_begun_again(tmp_path: Path) -> None:
     folder = run_with_checkpoint(tmp_path / "run", recipe_with())
-    checkpoint.set_aside(folder.checkpoints / "step-000050")
+    checkpoint.set_aside(folder / "checkpoints" / "step-000050")
     with pytest.raises(UserError, match=r"no checkpoint is whole \(damaged-step-000050: was set"):
         begun(folder, facts_of(recipe_with()))

@@ -18,7 +18,7 @@ from embedkit.recipe import Optim, Recipe
 from embedkit.training.interfaces import Evaluator, Stop
 from embedkit.training.metrics import Metrics
 from embedkit.training.optim import build_optimizer, lr_at
-from embedkit.training.trainer import Interrupted, Trainer
+from embedkit.training.trainer import Interrupted, Trainer, TrainingJob
 
 POINTS = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 0.5], [-2.0, 1.0], [4.0, 0.0], [1.0, 1.0]])
 TARGETS = torch.tensor([1.0, -1.0, 2.0, 0.0, 3.0, -2.0])
@@ -110,16 +110,16 @@ def train(
         return (Rows(batches[number]) for number in numbers)
 
     with Metrics(folder / "metrics.jsonl", []) as metrics:
-        Trainer(
-            model,
-            objective,
-            stream,
+        job = TrainingJob(
             recipe=validated(Recipe, tables, "recipe"),
-            folder=folder,
             facts={},
-            metrics=metrics,
+            model=model,
+            objective=objective,
+            batches=stream,
             evaluator=evaluator or Noting(),
-        ).fit(start, stop)
+            finish=lambda _stop: True,
+        )
+        Trainer(job, folder, {}, metrics).fit(start, stop)
     return model, objective
 
 
