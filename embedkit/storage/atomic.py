@@ -20,19 +20,14 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def written_aside(
-    path: Path, *, aside: Path | None = None, durable: bool = False
-) -> Iterator[Path]:
+def written_aside(path: Path) -> Iterator[Path]:
     """Yield a path to write to, and rename what was written to ``path`` if the block succeeds.
 
-    A killed process leaves its unfinished file, by default ``aside_of(path)``, which the next
-    writer replaces. A ``durable`` file gets its name only when its bytes are on disk.
+    A killed process leaves its unfinished file, ``aside_of(path)``, which the next writer replaces.
     """
-    aside = aside or aside_of(path)
+    aside = aside_of(path)
     try:
         yield aside
-        if durable:
-            sync(aside)
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

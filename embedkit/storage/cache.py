@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from filelock import FileLock
 
 from embedkit.errors import DataError
-from embedkit.storage.atomic import sync, written_aside
+from embedkit.storage.atomic import sync
 from embedkit.storage.hashing import sha256_of_file, sha256_of_text
 
 _WHOLE = "whole"
@@ -38,15 +38,11 @@ def built(
     that is not ``verified`` is passed to ``build`` again, which must be resumable, to be mended.
     """
     folder = root() / kind / key
-
-    def is_whole() -> bool:
-        return _is_whole(folder) and (verified is None or verified(folder))
-
-    if is_whole():
+    if _is_whole(folder, verified):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{key}.lock")):
-        if is_whole():
+        if _is_whole(folder, verified):
             return folder
         # Under the lock, unfinished folders were left by a process that died.
         aside = folder.with_name(f".{key}.aside")
@@ -108,14 +104,16 @@ def file_sha256(path: Path) -> str:
     with suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
         # Several processes may note the same hash at a time.
-        with written_aside(note, aside=note.with_name(f".{note.name}.{os.getpid()}")) as aside:
-            aside.write_text(json.dumps([*state, digest]))
+        aside = note.with_name(f".{note.name}.{os.getpid()}")
+        aside.write_text(json.dumps([*state, digest]))
+        aside.replace(note)
     return digest
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_whole(folder: Path, verified: Callable[[Path], bool] | None = None) -> bool:
     try:
         sizes = json.loads((folder / _WHOLE).read_text())
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+        same = all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError):
         return False
+    return same and (verified is None or verified(folder))

@@ -35,27 +35,10 @@ def _fail(aside: Path) -> None:
     raise OSError("no space")
 
 
-@pytest.mark.parametrize("durable", [False, True])
-def test_a_block_that_fails_leaves_the_file_and_nothing_else(tmp_path: Path, durable: bool) -> None:
+def test_a_block_that_fails_leaves_the_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    with pytest.raises(OSError, match="no space"), written_aside(path, durable=durable) as aside:
+    with pytest.raises(OSError, match="no space"), written_aside(path) as aside:
         _fail(aside)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_bytes_are_on_the_disk_before_the_file_gets_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "file"
-    synced: list[tuple[bytes, bool]] = []
-
-    def fsync(descriptor: int) -> None:
-        synced.append((os.pread(descriptor, 10, 0), path.exists()))
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    with written_aside(path, durable=True) as aside:
-        aside.write_bytes(b"new")
-    assert synced == [(b"new", False)]
-    assert path.read_bytes() == b"new"
