@@ -68,7 +68,7 @@ class ColumnPath:
         """Return a text or a whole number as text; an error says ``remedy``."""
         value = self(row)
         if isinstance(value, str | int | None):
-            return None if value is None else str(value)
+            return None if value is None else self._encodable(str(value))
         raise DataError(
             f"{self.text} is {value!r:.60}, neither text nor a whole number: correct {remedy}"
         )
@@ -78,7 +78,16 @@ class ColumnPath:
             raise DataError(
                 f"{self.text} {verb} {value!r:.60}, not text: correct [columns] or the data"
             )
-        return value if value and value.strip() else ""
+        return self._encodable(value) if value and value.strip() else ""
+
+    def _encodable(self, text: str) -> str:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{self.text} is not valid Unicode ({error.reason}): clean the data"
+            ) from None
+        return text
 
     def _follow(self, value: Any, depth: int) -> Any:
         if value is None or depth == len(self._steps):

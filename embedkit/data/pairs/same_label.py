@@ -12,7 +12,6 @@ from contextlib import closing
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
 
-from embedkit.errors import DataError
 from embedkit.storage import cache
 
 
@@ -42,11 +41,5 @@ def pairs(texts: Iterable[tuple[str, str]], seed: int) -> Iterator[tuple[str, st
 
 
 def _rank(text: str, seed: int) -> int:
-    try:
-        data = text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{text:.60}: is not valid Unicode ({error.reason}): clean the data"
-        ) from None
-    digest = hashlib.blake2b(data, key=str(seed).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(text.encode(), key=str(seed).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from embedkit import rng
 from embedkit.data.pairs.from_rows import Pair
-from embedkit.errors import DataError
 from embedkit.storage.hashing import sha256_of_json
 
 _SCHEMA = pa.schema(
@@ -74,14 +73,7 @@ class TableWriter:
 
     def _flush(self) -> None:
         block, facts = self._block, self._facts
-        try:
-            batch = pa.RecordBatch.from_pylist(block, schema=self._schema)
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"a text of rows {facts.rows + 1} to {facts.rows + len(block)} is not valid "
-                f"Unicode ({error.reason}): clean the data"
-            ) from None
-        self._file.write_batch(batch)
+        self._file.write_batch(pa.RecordBatch.from_pylist(block, schema=self._schema))
         self._hash.update(json.dumps(block).encode())
         facts.rows += len(block)
         facts.with_negatives += sum(bool(row["negatives"]) for row in block)

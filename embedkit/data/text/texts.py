@@ -143,7 +143,7 @@ def _documents(streams: Iterable[RowStream], manifest: TextManifest) -> Iterator
     def make(row: Row) -> Iterator[Document]:
         if keep and not keep(row):
             return
-        if text := "\n".join(part for path in paths for part in _parts(path, row)):
+        if text := "\n".join(part for path in paths for part in path.texts_in(row) if part):
             about = concept.mark_in(row, "[columns]") if concept else text
             yield Document(text, about, is_held_out(about, share))
         elif not manifest.drop_empty:
@@ -152,17 +152,6 @@ def _documents(streams: Iterable[RowStream], manifest: TextManifest) -> Iterator
 
     read = convert(streams, make)
     return distinct(read, lambda document: document.text) if manifest.deduplicate else read
-
-
-def _parts(path: ColumnPath, row: Row) -> list[str]:
-    parts = [text for text in path.texts_in(row) if text]
-    try:
-        "".join(parts).encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{path.text} is not valid Unicode ({error.reason}): clean the data"
-        ) from None
-    return parts
 
 
 def _write(path: Path, documents: Iterable[Document], *, keep_concepts: bool) -> str:

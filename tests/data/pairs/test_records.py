@@ -122,9 +122,10 @@ def test_negatives_are_a_text_several_columns_or_a_ragged_list(
         ({"query": " ", "positive": "B"}, r"line 2: query is empty: fill it in, or set drop_empty"),
         ({"query": "b", "positive": None}, r"line 2: positive is empty"),
         ({"query": 7, "positive": "B"}, r"line 2: query is 7, not text"),
+        ({"query": "b", "positive": "B", "label": "\ud800"}, r"line 2: label is not valid Unicode"),
         ({"query": "b", "positive": ["B"]}, r"line 2: positive is \['B'\], not text"),
         ({"query": "b", "positive": "B", "negatives": [1]}, r"line 2: negatives has 1, not text"),
-        ({"query": "b", "positive": "\ud800"}, r"rows 1 to 2 is not valid Unicode"),
+        ({"query": "b", "positive": "\ud800"}, r"line 2: positive is not valid Unicode"),
     ],
 )
 def test_a_bad_row_is_named_and_leaves_nothing_in_the_cache(

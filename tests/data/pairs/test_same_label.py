@@ -49,5 +49,6 @@ def test_a_label_and_no_positive_are_asked_for(columns: dict[str, str]) -> None:
 
 
 def test_a_text_that_is_no_unicode_is_told_in_one_line() -> None:
-    with pytest.raises(DataError, match=r"is not valid Unicode .*: clean the data"):
-        list(pairs([("broken \ud800", "x")], seed=0))
+    rows = [{"text": "broken \ud800", "kind": "x"}]
+    with pytest.raises(DataError, match=r"1: text is not valid Unicode .*: clean the data"):
+        Records.from_rows(rows, columns={"query": "text", "label": "kind"}, same_label={})
