@@ -34,7 +34,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from rich.console import Console
 
 from embedkit import distributed, rng
 from embedkit.clustering import cells, reduction
@@ -78,8 +77,7 @@ def vectors_of(pairs: int) -> VectorStore:
     surrogate = hub.load("starter", device=distributed.local_device())
     content, identity = records.table.facts.content[:16], surrogate.identity[:16]
     folder = cache.root() / "benchmarks" / f"{content}-{identity}"
-    console = Console(stderr=True)
-    return store_vectors(records, surrogate.encode, folder, width=surrogate.width, console=console)
+    return store_vectors(records, surrogate.encode, folder, width=surrogate.width)
 
 
 def our_batches(store: VectorStore, size: int, backend: Backend) -> Batches:

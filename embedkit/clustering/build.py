@@ -63,7 +63,7 @@ def make(
     encode = partial(surrogate.encode, prompt="", normalize_embeddings=True)
     for number, source in enumerate(records):
         folder = source_folder(output, number) / "vectors"
-        store_vectors(source, encode, folder, width=surrogate.width, console=console)
+        store_vectors(source, encode, folder, width=surrogate.width)
     for number in range(distributed.rank(), len(facts), distributed.world_size()):
         console.print(f"cut {facts[number].name}", highlight=False, markup=False)
         _divide(source_folder(output, number), facts[number], backend, settings)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from embedkit import distributed
 from embedkit.data.pairs.records import Records
@@ -59,7 +58,6 @@ def store_vectors(
     folder: Path,
     *,
     width: int,
-    console: Console,
 ) -> VectorStore:
     """Encode every pair without prompts, each rank its share; undamaged vectors stay.
 
@@ -75,10 +73,6 @@ def store_vectors(
 
     def begin() -> list[list[int]] | None:
         """Return the blocks of each file that are to be written, or None for a whole store."""
-        # Earlier versions kept unfinished vectors under this name.
-        part = folder.with_name(f"{folder.name}.part")
-        if part.is_dir() and not folder.exists():
-            part.rename(folder)
         missing = [file.missing() for file in files]
         if not any(missing) and marker.is_file() and marker.read_text() == written:
             return None
@@ -102,7 +96,7 @@ def store_vectors(
         if blocks:
             share = blocks[distributed.share_of(len(blocks), *ranks)]
             rows = sum(len(file.rows_of(block)) for block in share)
-            with track_progress(console, f"embedding {side} of {records.name}", rows) as advance:
+            with track_progress(f"embedding {side} of {records.name}", rows) as advance:
                 file.fill(share, partial(encode_rows, column), advance)
     distributed.barrier()
     distributed.on_main(finish)

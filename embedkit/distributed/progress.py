@@ -30,13 +30,12 @@ def progress_bar(
 
 
 @contextmanager
-def track_progress(
-    console: Console, work: str, total: int, done: int = 0
-) -> Iterator[Callable[[int], None]]:
+def track_progress(work: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
     """Show how much of ``total`` is done, and yield a function that is told how much more is.
 
-    Without a terminal, a line is printed after each tenth of the work.
+    Without a terminal, a line is printed to standard error after each tenth of the work.
     """
+    console = Console(stderr=True)
 
     def say(remark: str) -> None:
         if is_main():

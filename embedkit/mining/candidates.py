@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from embedkit import rng
 from embedkit.distributed.progress import track_progress
@@ -34,7 +33,6 @@ def find_candidates(
     exclusions: Exclusions,
     *,
     depth: int,
-    console: Console,
 ) -> NDArray[Any]:
     """Return the ``depth`` best candidates of each query, best first, which lie in ``path``.
 
@@ -44,7 +42,7 @@ def find_candidates(
     """
     file = BlockFile(path, CANDIDATE, rows=len(queries), width=depth, block=_QUERIES)
     best = partial(_best, search, queries, exclusions, depth)
-    with track_progress(console, "searching for queries", len(queries), file.done()) as advance:
+    with track_progress("searching for queries", len(queries), file.done()) as advance:
         file.fill(file.missing(), best, advance)
     return file.mapped()
 

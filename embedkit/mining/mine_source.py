@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from rich.console import Console
-
 from embedkit.config import from_arguments
 from embedkit.data.exact_search import ExactSearch
 from embedkit.data.pairs.records import Records, open_records
@@ -95,7 +93,7 @@ def _mine(
     output: Path,
 ) -> Audit:
     """Write the folder ``output``; ``work`` may hold what an earlier process has done for it."""
-    console, device, corpus = Console(stderr=True), embedder.device, open_corpus(records)
+    device, corpus = embedder.device, open_corpus(records)
     if embedder.trained_prompts is not None:
         prompts = records.prompts
         readings = [("query", prompts.query), ("document", prompts.document)]
@@ -108,7 +106,6 @@ def _mine(
             prompt=getattr(records.prompts, role),
             max_tokens=getattr(records.description, f"max_{role}_tokens"),
             store=settings.store,
-            console=console,
         )
         for role, side in (("query", corpus.queries), ("document", corpus.documents))
     )
@@ -116,10 +113,10 @@ def _mine(
     exact = ExactSearch(documents, device, flat)
     search: ExactSearch | IvfSearch = exact
     if settings.search == "faiss-ivf":
-        search = IvfSearch(documents, work / "index", settings, device, console)
+        search = IvfSearch(documents, work / "index", settings, device)
     exclusions = Exclusions(corpus)
     candidates = find_candidates(
-        work / "candidates", search, queries, exclusions, depth=settings.depth, console=console
+        work / "candidates", search, queries, exclusions, depth=settings.depth
     )
     with whole_folder(output, "mined pairs") as folder:
         pairs = folder / f"{output.name}.parquet"

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
 from torch import Tensor
 
 from embedkit import rng
@@ -76,12 +75,7 @@ class IvfSearch:
     """
 
     def __init__(
-        self,
-        vectors: NDArray[Any],
-        folder: Path,
-        settings: MiningSettings,
-        device: torch.device,
-        console: Console,
+        self, vectors: NDArray[Any], folder: Path, settings: MiningSettings, device: torch.device
     ) -> None:
         self._faiss, self._vectors = load_faiss(), vectors
         folder.mkdir(exist_ok=True)
@@ -90,7 +84,7 @@ class IvfSearch:
         self.probes = min(settings.probes or max(8, self.lists // 16), self.lists)
         whole = folder / "whole.index"
         if not whole.exists():
-            self._build(whole, folder, settings.seed, console)
+            self._build(whole, folder, settings.seed)
         self._index = self._faiss.read_index(str(whole))
         self._index.nprobe = self.probes
         self._gpu = _on_gpu(self._faiss, device)
@@ -105,12 +99,12 @@ class IvfSearch:
         found = ordered(torch.from_numpy(scores), torch.from_numpy(numbers), count)
         return found[0].numpy(), found[1].numpy()
 
-    def _build(self, whole: Path, folder: Path, seed: int, console: Console) -> None:
+    def _build(self, whole: Path, folder: Path, seed: int) -> None:
         from faiss.contrib.ondisk import merge_ondisk
 
         faiss, count = self._faiss, len(self._vectors)
         trained = folder / "trained.index"
-        with track_progress(console, "filling lists with documents", count) as advance:
+        with track_progress("filling lists with documents", count) as advance:
             if not trained.exists():
                 self._write(self._trained(seed), trained)
             step = max(1, _BLOCK_BYTES // (4 * self._vectors.shape[1]))

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from embedkit.distributed.progress import track_progress
 from embedkit.mining.corpus import Side
@@ -30,7 +29,6 @@ def stored_vectors(
     prompt: str,
     max_tokens: int | None,
     store: StoreType,
-    console: Console,
 ) -> NDArray[Any]:
     """Return the vectors of all texts of ``side``, ``(texts, D)``, memory-mapped.
 
@@ -46,7 +44,7 @@ def stored_vectors(
 
     def encode(folder: Path) -> None:
         file = vectors_in(folder)
-        with track_progress(console, f"encoding {side.name}", len(side), file.done()) as advance:
+        with track_progress(f"encoding {side.name}", len(side), file.done()) as advance:
             file.fill(
                 file.missing(),
                 lambda rows: embedder.encode(

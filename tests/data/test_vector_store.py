@@ -1,6 +1,5 @@
 """Surrogate vectors on disk."""
 
-import io
 import os
 import pickle
 import signal
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from rich.console import Console
 from support.interrupted import start
 from support.ranks import run_on_ranks
 
@@ -22,8 +20,6 @@ from embedkit.data.vector_store import VectorStore, store_vectors
 from embedkit.errors import DataError
 from embedkit.models import hub
 from embedkit.models.embedder import Embedder
-
-QUIET = Console(quiet=True)
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +38,8 @@ def surrogate(tiny_model: Path) -> Embedder:
     return hub.load(str(tiny_model))
 
 
-def embed(
-    records: Records, surrogate: Embedder, folder: Path, console: Console = QUIET
-) -> VectorStore:
-    return store_vectors(records, surrogate.encode, folder, width=surrogate.width, console=console)
+def embed(records: Records, surrogate: Embedder, folder: Path) -> VectorStore:
+    return store_vectors(records, surrogate.encode, folder, width=surrogate.width)
 
 
 def test_every_pair_is_embedded_without_its_prompt(
@@ -60,11 +54,10 @@ def test_every_pair_is_embedded_without_its_prompt(
 
 
 def test_lines_show_progress_where_there_is_no_terminal(
-    records: Records, surrogate: Embedder, tmp_path: Path
+    records: Records, surrogate: Embedder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = io.StringIO()
-    embed(records, surrogate, tmp_path / "vectors", Console(file=shown))
-    lines = shown.getvalue().splitlines()
+    embed(records, surrogate, tmp_path / "vectors")
+    lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "embedding queries of birds: 30"
     assert lines[1:4] == [f"embedding queries of birds: {done}%" for done in (13, 27, 40)]
     assert lines[-1] == "embedding documents of birds: 100%"
@@ -133,18 +126,6 @@ def test_vectors_without_digests_are_not_trusted(
     calls = _count_calls(surrogate, monkeypatch)
     embed(records, surrogate, tmp_path / "vectors")
     assert len(calls) == 8
-
-
-def test_unfinished_vectors_of_an_earlier_version_are_taken_up(
-    records: Records, surrogate: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    embed(records, surrogate, tmp_path / "vectors")
-    (tmp_path / "vectors" / "documents.f16.digests-4").unlink()
-    (tmp_path / "vectors").rename(tmp_path / "vectors.part")
-    calls = _count_calls(surrogate, monkeypatch)
-    embed(records, surrogate, tmp_path / "vectors")
-    assert len(calls) == 8
-    assert [path.name for path in tmp_path.iterdir()] == ["vectors"]
 
 
 def test_ranks_write_one_store_together(

@@ -1,5 +1,4 @@
 import ctypes
-import io
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
 from support.searches import assert_best, unit
 
 from embedkit.data import exact_search
@@ -17,7 +15,6 @@ from embedkit.mining.search import IvfSearch, faiss_best, torch_best
 from embedkit.mining.settings import MiningSettings
 
 CPU = torch.device("cpu")
-QUIET = Console(file=io.StringIO())
 
 
 @pytest.mark.parametrize("at_a_time", [100, 2**25])
@@ -34,7 +31,7 @@ def test_flat_faiss_agrees_with_torch(at_a_time: int, monkeypatch: pytest.Monkey
 def inverted(folder: Path, documents: NDArray[Any], **options: Any) -> IvfSearch:
     pytest.importorskip("faiss")
     settings = MiningSettings(search="faiss-ivf", **({"lists": 10, "probes": 10} | options))
-    return IvfSearch(documents, folder, settings, CPU, QUIET)
+    return IvfSearch(documents, folder, settings, CPU)
 
 
 @pytest.mark.parametrize("bytes_at_a_time", [2**28, 3000])
