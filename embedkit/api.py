@@ -195,8 +195,6 @@ def cluster(
         UserError: recipe, data, surrogate or options are not as they should be, or ``output``
             holds something else.
     """
-    from rich.console import Console
-
     from embedkit import distributed
     from embedkit.clustering import build
     from embedkit.finetuning.mixture import open_mixture
@@ -205,12 +203,11 @@ def cluster(
     settings = from_arguments(ClusteringSettings, options)
     device = distributed.local_device()
     with distributed.group(device):
-        console = Console(stderr=True, quiet=not distributed.is_main())
         mixture = open_mixture(as_recipe(recipe), sources)
         model = one_stage(surrogate or SURROGATE, dtype=settings.dtype, purpose="cluster")
         sizes = [source.batch_size for source in mixture.sources]
-        table = build.make(mixture.records, sizes, model, Path(output), settings, console)
-        distributed.on_main(partial(build.report, table, Path(output), settings, console))
+        table = build.make(mixture.records, sizes, model, Path(output), settings)
+        distributed.on_main(partial(build.report, table, Path(output), settings))
     return table
 
 

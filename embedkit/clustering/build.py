@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from embedkit import distributed, rng
 from embedkit.clustering import cells, reduction
@@ -23,6 +22,7 @@ from embedkit.config import differences
 from embedkit.data.batch_table import HEADER, BatchTable, SourceFacts, read_order, source_folder
 from embedkit.data.pairs.records import Records
 from embedkit.data.vector_store import VectorStore, store_vectors
+from embedkit.distributed.progress import say
 from embedkit.errors import UserError
 from embedkit.models.embedder import Embedder
 from embedkit.storage.atomic import aside_of, write_json, write_text, written_aside
@@ -37,7 +37,6 @@ def make(
     surrogate: Embedder,
     output: Path,
     settings: ClusteringSettings,
-    console: Console,
 ) -> BatchTable:
     """Write the batches of every source under ``output``; what is there already stays.
 
@@ -65,14 +64,14 @@ def make(
         folder = source_folder(output, number) / "vectors"
         store_vectors(source, encode, folder, width=surrogate.width)
     for number in range(distributed.rank(), len(facts), distributed.world_size()):
-        console.print(f"cut {facts[number].name}", highlight=False, markup=False)
+        say(f"cut {facts[number].name}")
         _divide(source_folder(output, number), facts[number], backend, settings)
     distributed.barrier()
     distributed.on_main(partial(_write_header, output, header))
     return BatchTable.open(output)
 
 
-def report(table: BatchTable, output: Path, settings: ClusteringSettings, console: Console) -> None:
+def report(table: BatchTable, output: Path, settings: ClusteringSettings) -> None:
     """Write ``report.md`` and a picture of it, unless those of this table are there."""
     page = output / "report.md"
     if page.is_file() and table.hash in page.read_text(encoding="utf-8"):
@@ -80,10 +79,10 @@ def report(table: BatchTable, output: Path, settings: ClusteringSettings, consol
     device = distributed.local_device()
     comparisons = []
     for name, batches in table.sources.items():
-        console.print(f"measure {name}", highlight=False, markup=False)
+        say(f"measure {name}")
         comparisons.append(compare(batches, device, seed=settings.seed))
     if remark := plot(comparisons, output / "report"):
-        console.print(remark, highlight=False, markup=False, soft_wrap=True)
+        say(remark)
     # The page comes last, since a second run takes it as a sign that all is there.
     write_text(page, markdown(table, comparisons))
 

@@ -35,22 +35,22 @@ def track_progress(work: str, total: int, done: int = 0) -> Iterator[Callable[[i
 
     Without a terminal, a line is printed to standard error after each tenth of the work.
     """
-    console = Console(stderr=True)
-
-    def say(remark: str) -> None:
-        if is_main():
-            console.print(f"{work}: {remark}", highlight=False, markup=False, soft_wrap=True)
-
-    say(f"{total:,}" + (f", of which {done:,} are done" if done else ""))
+    say(f"{work}: {total:,}" + (f", of which {done:,} are done" if done else ""))
     columns = (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn())
-    with progress_bar(*columns, "{task.description}", console=console) as bar:
+    with progress_bar(*columns, "{task.description}") as bar:
         task = bar.add_task(work, total=total, completed=done)
 
         def advance(more: int) -> None:
             nonlocal done
             before, done = done * _LINES // total, done + more
             bar.advance(task, more)
-            if not console.is_terminal and done * _LINES // total > before:
-                say(f"{done / total:.0%}")
+            if not bar.console.is_terminal and done * _LINES // total > before:
+                say(f"{work}: {done / total:.0%}")
 
         yield advance
+
+
+def say(line: str) -> None:
+    """Print a line as it is to standard error, on rank 0 alone."""
+    if is_main():
+        Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
