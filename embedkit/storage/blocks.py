@@ -20,7 +20,8 @@ class BlockFile:
     after its rows. A block that differs from its digest counts as missing, whether a process was
     killed while it wrote the block or the file was damaged later. The file is created when a first
     block is written; ``block`` is the number of rows in each block but the last. Without a number
-    of ``rows``, the file has only whole blocks and grows by those that are written.
+    of ``rows``, the file has only whole blocks and grows by those that are written; what follows
+    the last whole one, when a disk was full, is overwritten.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class BlockFile:
         if self._rows is not None:
             return self._rows
         size = self._path.stat().st_size if self._path.is_file() else 0
-        return -(-size // self._offset(1)) * self._block
+        return size // self._offset(1) * self._block
 
     def missing(self) -> list[int]:
         """Return the numbers of the blocks that are still to be written; warn of damaged ones."""
@@ -81,6 +82,13 @@ class BlockFile:
         _put(self._path, self._offset(block), data)
         _put(self._digests, block * _DIGEST_BYTES, b"".join(digests))
         self._verified.update(range(block, block + len(digests)))
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Make blocks count as if they had never been written."""
+        for block in blocks:
+            self._verified.discard(block)
+            if any(self._expected_digest(block)):
+                _put(self._digests, block * _DIGEST_BYTES, bytes(_DIGEST_BYTES))
 
     def read(self, block: int) -> NDArray[Any] | None:
         """Return the rows of a block, or ``None`` if it is absent or damaged.

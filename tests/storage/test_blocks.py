@@ -1,4 +1,5 @@
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,19 @@ def test_a_file_without_a_number_of_rows_grows_by_whole_blocks(tmp_path: Path) -
         FIRST.tolist(),
         None,
     ]
+    # A write that was cut short is written over.
     os.truncate(tmp_path / "rows", 33)
-    assert opened().rows == 6
+    assert opened().rows == 4
     assert opened().read(2) is None
+    opened().write(2, FIRST)
+    assert opened().read(2) is not None
+
+
+def test_a_forgotten_block_is_as_one_that_was_never_written(tmp_path: Path) -> None:
+    file = five_rows(tmp_path)
+    for block, rows in enumerate((FIRST, SECOND, LAST)):
+        file.write(block, rows)
+    file.forget([1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert file.missing() == five_rows(tmp_path).missing() == [1]

@@ -120,8 +120,7 @@ def _files(path: Path) -> list[Path]:
 class _Group:
     """The vectors of one model under one prompt, in blocks of a file of keys and one of vectors.
 
-    Texts that are added begin a new block. Rows without a text have the key 0, as have those of
-    damaged blocks.
+    Texts that are added begin a new block, whose rows without a text have the key 0.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -140,6 +139,8 @@ class _Group:
             os.utime(self.folder)
             if self._read_at != self._state():
                 self._read_keys()
+            if not len(self._keys):
+                break
             places = np.searchsorted(self._keys[:, 0], keys[:, 0]).clip(max=len(self._keys) - 1)
             # Two keys that agree in their first half alone count as one that is not there.
             found = (self._keys[places] == keys).all(axis=1)
@@ -162,10 +163,10 @@ class _Group:
 
     def _read_keys(self) -> None:
         """Sort the keys for a binary search."""
-        self._drop(self._key_file.missing())
-        keys = self._key_file.mapped()
+        missing, keys = self._key_file.missing(), self._key_file.mapped()
         self._order = np.argsort(keys[:, 0], kind="stable")
         self._keys, self._read_at = keys[self._order], self._state()
+        self._drop(missing)
 
     def _take(self, rows: NDArray[np.int64]) -> NDArray[np.float32] | None:
         """Return the vectors of rows; if a block is damaged, drop its texts and return ``None``."""
@@ -189,9 +190,11 @@ class _Group:
         return None
 
     def _drop(self, blocks: Sequence[int]) -> None:
-        """Make the texts of some blocks unknown."""
-        for block in blocks:
-            self._key_file.write(block, np.zeros((_BLOCK, 2)))
+        """Make the texts of some blocks unknown, here also if the disk is full."""
+        kept = ~np.isin(self._order // _BLOCK, blocks)
+        self._order, self._keys = self._order[kept], self._keys[kept]
+        with suppress(OSError):
+            self._key_file.forget(blocks)
 
     def _vector_file(self, width: int) -> BlockFile:
         path = self.folder / f"{width}.vectors"

@@ -1,5 +1,7 @@
 """A cache whose disk is full or fails changes no vector, and says so once."""
 
+import errno
+import os
 import resource
 import shutil
 import subprocess
@@ -18,6 +20,7 @@ from embedkit.evaluation.encoding import encoders, vector_cache
 from embedkit.evaluation.encoding.encoders import CachedEncoder
 from embedkit.evaluation.encoding.vector_cache import VectorCache, keys_of
 from embedkit.evaluation.mteb.scoring import evaluate
+from embedkit.storage import blocks
 
 TEXTS = [f"text {number}" for number in range(2000)]
 
@@ -72,6 +75,55 @@ def test_a_write_that_fails_is_told_once(tmp_path: Path) -> None:
 def check_limit(folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
     check(folder / "vectors", "File too large")
+
+
+def test_what_lies_before_a_torn_write_is_found_while_the_disk_is_full(tmp_path: Path) -> None:
+    process = get_context("fork").Process(target=check_torn, args=(tmp_path,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    # With room again, what the write has torn is replaced.
+    cache, keys = VectorCache(tmp_path, 10**9), keys_of(TEXTS[:768])
+    cache.keep("model", "", keys[512:], np.full((256, 1), 2, np.float32))
+    found, vectors = cache.find("model", "", keys)
+    assert found.all()
+    assert vectors[:, 0].tolist() == np.repeat([0.0, 1.0, 2.0], 256).tolist()
+
+
+def check_torn(folder: Path) -> None:
+    # Two blocks of keys of 4,096 bytes fit, and a part of the third.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+    cache, keys = VectorCache(folder, 10**9), keys_of(TEXTS[:768])
+    for block in range(2):
+        rows = slice(256 * block, 256 * block + 256)
+        cache.keep("model", "", keys[rows], np.full((256, 1), block, np.float32))
+    with pytest.warns(UserWarning, match="File too large, so vectors are no longer kept"):
+        cache.keep("model", "", keys[512:], np.full((256, 1), 2, np.float32))
+    (path,) = folder.glob("*.texts/keys")
+    assert path.stat().st_size == 10_000
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for each in (cache, VectorCache(folder, 10**9)):
+            assert each.find("model", "", keys)[0].tolist() == [True] * 512 + [False] * 256
+
+
+def test_a_damaged_block_is_not_found_where_that_cannot_be_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, keys = VectorCache(tmp_path, 10**9), keys_of(TEXTS[:512])
+    cache.keep("model", "", keys, np.ones((512, 1), np.float32))
+    (path,) = tmp_path.glob("*.texts/1.vectors")
+    with path.open("r+b") as file:
+        file.write(b"damage")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(blocks, "_put", full)
+    with pytest.warns(UserWarning, match="1 blocks are damaged") as told:
+        found = [cache.find("model", "", keys)[0].tolist() for _ in range(2)]
+    assert found == 2 * [[False] * 256 + [True] * 256]
+    assert len(told) == 1
 
 
 def test_room_is_left_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
