@@ -1,6 +1,5 @@
 """Scores of an evaluation, their means over types and tasks, and the tasks without a score."""
 
-import io
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import Any
 
 from filelock import FileLock
 from pydantic import TypeAdapter
-from rich.console import Console
 from rich.table import Column, Table
 
 from embedkit.errors import UserError
 from embedkit.evaluation import prompts_used
+from embedkit.evaluation.tables import as_text
 from embedkit.storage.atomic import write_json
 
 TYPES = (
@@ -249,13 +248,6 @@ def comparison(before: Summary, after: Summary) -> Table:
     table.add_row("mean over types", "", *types)
     table.add_row(f"mean over {len(shared)} tasks", "", *tasks)
     return table
-
-
-def as_text(table: Table, *, width: int = 100) -> str:
-    """Return a table as plain characters, for files and pipes."""
-    stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None).print(table)
-    return stream.getvalue()
 
 
 def _percent(score: float | None) -> str:

@@ -4,7 +4,8 @@ import json
 from collections.abc import Sequence
 
 from embedkit.data.pairs.records import Records
-from embedkit.evaluation.summary import Summary, as_text, comparison
+from embedkit.evaluation.summary import Summary, comparison
+from embedkit.evaluation.tables import as_text
 from embedkit.finetuning.card_metadata import front_matter
 from embedkit.finetuning.mixture import Mixture
 from embedkit.finetuning.model import undecided_sides

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from support.summaries import summary_of, task_score
 
-from embedkit.evaluation.summary import Summary, as_text, comparison
+from embedkit.evaluation.summary import Summary, comparison
+from embedkit.evaluation.tables import as_text
 
 SCORES = {"STS12": ("STS", 0.5), "STS13": ("STS", 0.7), "NQ": ("Retrieval", 0.2)}
 TASKS = {"STS12": "STS", "NQ": "Retrieval", "STS13": "STS", "MSMARCO": "Retrieval"}

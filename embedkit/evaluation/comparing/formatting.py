@@ -1,8 +1,6 @@
 """Writes a comparison as tables for the terminal, as CSV, LaTeX or Markdown."""
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rich import box
@@ -13,7 +11,7 @@ from embedkit.evaluation.comparing.by_task import Contest
 from embedkit.evaluation.comparing.comparison import Comparison, Row
 from embedkit.evaluation.comparing.statistics import FEWEST, LEVEL, RESAMPLES, SEED
 from embedkit.evaluation.settings import ComparisonFormat
-from embedkit.evaluation.summary import as_text
+from embedkit.evaluation.tables import as_csv, as_text
 
 _SHORT = {
     "Classification": "Class.",
@@ -25,6 +23,7 @@ _SHORT = {
 }
 """Column heads of the paper, which fit on a page."""
 _PERCENT = f"{100 * LEVEL:.0f} %"
+_BOUNDS = ("difference", "difference_low", "difference_high")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,45 +42,20 @@ class _Sheet:
 def format_comparison(comparison: Comparison, format: ComparisonFormat = "text") -> str:
     """Write a comparison as tables for the terminal, as CSV, LaTeX or Markdown.
 
-    CSV is one table: of the tasks if they were asked for, else of the means.
+    In tables for the terminal an asterisk marks the best run; in GitHub's Markdown, and in LaTeX
+    with the package booktabs, it is bold. CSV has unrounded numbers in one table: of the tasks if
+    they were asked for, else of the means.
     """
-    return FORMATS[format](comparison)
-
-
-def as_plain(comparison: Comparison) -> str:
-    """Return tables for a terminal, in which an asterisk marks the best run."""
-    notes = [*_notes(comparison), "* the best of the runs"]
-    return _pages(comparison, "{}*", _plain, notes)
-
-
-def as_markdown(comparison: Comparison) -> str:
-    """Return tables in GitHub's Markdown, in which the best run is bold."""
-    return _pages(comparison, "**{}**", _markdown, _notes(comparison))
-
-
-def as_latex(comparison: Comparison) -> str:
-    """Return each table as a ``tabular`` for the package booktabs; the best run is bold."""
-    notes = [f"% {note}" for note in _notes(comparison)]
-    return _pages(comparison, r"\textbf{{{}}}", _latex, notes)
-
-
-def as_csv(comparison: Comparison) -> str:
-    """Return unrounded numbers; ``best`` names the columns in which the row is the best run."""
-    if comparison.contests:
-        return _contests_csv(comparison.contests)
-    columns = comparison.columns
-    heads = ["model", *columns, "spread", "difference", "difference_low", "difference_high"]
-    lines: list[Sequence[object]] = [[*heads, "tasks", "published", "best"]]
-    for row in comparison.rows:
-        bounds = row.difference or (None, None, None)
-        tasks = None if row.published else comparison.tasks
-        best = " ".join(column for column in columns if _is_best(comparison, row, column))
-        values = map(row.means.get, columns)
-        lines.append([row.name, *values, row.spread, *bounds, tasks, row.published, best])
-    return _csv(lines)
-
-
-FORMATS = {"text": as_plain, "csv": as_csv, "latex": as_latex, "markdown": as_markdown}
+    notes = _notes(comparison)
+    match format:
+        case "text":
+            return _pages(comparison, "{}*", _plain, [*notes, "* the best of the runs"])
+        case "markdown":
+            return _pages(comparison, "**{}**", _markdown, notes)
+        case "latex":
+            return _pages(comparison, r"\textbf{{{}}}", _latex, [f"% {note}" for note in notes])
+        case "csv":
+            return _tasks_csv(comparison) if comparison.contests else _means_csv(comparison)
 
 
 def _pages(
@@ -127,12 +101,6 @@ def _latex(sheet: _Sheet) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
-def _csv(lines: Iterable[Sequence[object]]) -> str:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(lines)
-    return stream.getvalue()
-
-
 def _means(comparison: Comparison, best: str) -> _Sheet:
     """Return the table of means, with the best values in the format ``best``."""
     types = [_SHORT.get(type_, type_) for type_ in comparison.types]
@@ -161,27 +129,35 @@ def _tasks(contest: Contest) -> _Sheet:
         cells = [task.task, task.metric, f"{task.first:.2f}", f"{task.second:.2f}"]
         difference, queries = f"{task.difference:+.2f}", str(task.queries or "-")
         rows.append([*cells, difference, task.interval, queries])
-    counts = [(contest.wins, "win"), (contest.ties, "tie"), (contest.losses, "loss")]
-    shown = [f"{count} {_plural(word) if count != 1 else word}" for count, word in counts]
-    title = f"{contest.second} against {contest.first}: {', '.join(shown)}"
+    wins = f"{contest.wins} win{'s' * (contest.wins != 1)}"
+    ties = f"{contest.ties} tie{'s' * (contest.ties != 1)}"
+    losses = f"{contest.losses} loss{'es' * (contest.losses != 1)}"
+    title = f"{contest.second} against {contest.first}: {wins}, {ties}, {losses}"
     return _Sheet([*heads, f"{_PERCENT} over queries", "queries"], rows, words=2, title=title)
 
 
-def _contests_csv(contests: Iterable[Contest]) -> str:
-    heads = ["first", "second", "task", "type", "metric", "first_score", "second_score"]
-    lines: list[Sequence[object]] = [
-        [*heads, "difference", "difference_low", "difference_high", "queries"]
-    ]
-    for contest in contests:
+def _means_csv(comparison: Comparison) -> str:
+    """Return the means; ``best`` names the columns in which the row is the best run."""
+    columns, rows = comparison.columns, []
+    for row in comparison.rows:
+        bounds = row.difference or (None, None, None)
+        tasks = None if row.published else comparison.tasks
+        best = " ".join(column for column in columns if _is_best(comparison, row, column))
+        values = map(row.means.get, columns)
+        rows.append([row.name, *values, row.spread, *bounds, tasks, row.published, best])
+    heads = ["model", *columns, "spread", *_BOUNDS, "tasks", "published", "best"]
+    return as_csv(heads, rows)
+
+
+def _tasks_csv(comparison: Comparison) -> str:
+    rows = []
+    for contest in comparison.contests:
         for task in contest.tasks:
             facts = [task.task, task.type, task.metric, task.first, task.second, task.difference]
             bounds = task.over_queries[1:] if task.over_queries else (None, None)
-            lines.append([contest.first, contest.second, *facts, *bounds, task.queries])
-    return _csv(lines)
-
-
-def _plural(word: str) -> str:
-    return f"{word}es" if word.endswith("s") else f"{word}s"
+            rows.append([contest.first, contest.second, *facts, *bounds, task.queries])
+    heads = ["first", "second", "task", "type", "metric", "first_score", "second_score"]
+    return as_csv([*heads, *_BOUNDS, "queries"], rows)
 
 
 def _is_best(comparison: Comparison, row: Row, column: str) -> bool:

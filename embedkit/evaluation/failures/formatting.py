@@ -1,7 +1,5 @@
 """Writes failures as text for the terminal, as CSV or as JSON."""
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -9,6 +7,7 @@ from dataclasses import asdict
 from embedkit.evaluation.comparing.statistics import LEVEL
 from embedkit.evaluation.failures.changes import Change, Document, Failures, TaskChanges
 from embedkit.evaluation.settings import FailuresFormat
+from embedkit.evaluation.tables import as_csv
 
 _WIDTH = 110
 """Number of characters of a text that are shown."""
@@ -18,10 +17,16 @@ _SHOWN = 3
 
 def format_failures(found: Failures, format: FailuresFormat = "text") -> str:
     """Write failures as text, or as CSV or JSON with whole texts and all documents."""
-    return FORMATS[format](found)
+    match format:
+        case "text":
+            return _as_text(found)
+        case "csv":
+            return _as_csv(found)
+        case "json":
+            return json.dumps(asdict(found), indent=2, ensure_ascii=False) + "\n"
 
 
-def as_plain(found: Failures) -> str:
+def _as_text(found: Failures) -> str:
     """Return a paragraph for each task, and one for each query that is listed."""
     lines = []
     for task in found.tasks:
@@ -32,28 +37,18 @@ def as_plain(found: Failures) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def as_csv(found: Failures) -> str:
+def _as_csv(found: Failures) -> str:
     """Return a line for each query; of several documents, ids and texts are JSON lists."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    fields = ["task", "outcome", "part", "split", "subset", "query", "query_text"]
-    numbers = ["first_score", "second_score", "first_rank", "second_rank"]
-    documents = ["front", "front_texts", "relevant", "relevant_texts"]
-    writer.writerow([*fields, *numbers, *documents, "looks"])
+    heads = ["task", "outcome", "part", "split", "subset", "query", "query_text"]
+    heads += ["first_score", "second_score", "first_rank", "second_rank"]
+    heads += ["front", "front_texts", "relevant", "relevant_texts", "looks"]
+    rows = []
     for task in found.tasks:
         for one in task.changes:
-            shown = [*_columns(one.front), *_columns(one.relevant), "; ".join(one.looks)]
             row = [task.task.task, one.outcome, *one.key, one.query, *one.scores, *one.ranks]
-            writer.writerow([*row, *shown])
-    return stream.getvalue()
-
-
-def as_json(found: Failures) -> str:
-    """Return all that is known as one object."""
-    return json.dumps(asdict(found), indent=2, ensure_ascii=False) + "\n"
-
-
-FORMATS = {"text": as_plain, "csv": as_csv, "json": as_json}
+            documents = [*_columns(one.front), *_columns(one.relevant)]
+            rows.append([*row, *documents, "; ".join(one.looks)])
+    return as_csv(heads, rows)
 
 
 def _summary(found: Failures, changes: TaskChanges) -> Iterator[str]:

@@ -21,7 +21,7 @@ from embedkit.evaluation.mteb.task_prompts import resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves
 from embedkit.evaluation.mteb.text_statistics import Part, published, texts_of
 from embedkit.evaluation.progress import progress_of, quiet_libraries
-from embedkit.evaluation.summary import as_text
+from embedkit.evaluation.tables import as_text
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.tokens.tokenizer import Tokenize

@@ -21,7 +21,8 @@ from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb import stock_scores
 from embedkit.evaluation.mteb.mirror import with_local_data
 from embedkit.evaluation.mteb.text_statistics import corpus_of
-from embedkit.evaluation.summary import Summary, TaskScore, as_text
+from embedkit.evaluation.summary import Summary, TaskScore
+from embedkit.evaluation.tables import as_text
 from embedkit.models.contextual.export import is_own_code
 from embedkit.models.model_files import fetched, read_json
 

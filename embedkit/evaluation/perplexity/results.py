@@ -1,12 +1,13 @@
 """Losses of documents on disk, the points of a curve that follow from them, and their plot."""
 
-import csv
 import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
+
+from embedkit.evaluation.tables import as_csv
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +102,8 @@ class ResultFile(dict[str, Scored]):
 
 def write_csv(points: Sequence[Point], path: Path) -> None:
     """Write one row per model and length; unknown values are left empty."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(field.name for field in fields(Point))
-        writer.writerows(astuple(point) for point in points)
+    heads = [field.name for field in fields(Point)]
+    path.write_text(as_csv(heads, map(astuple, points)), encoding="utf-8", newline="")
 
 
 def plot(points: Sequence[Point], path: Path) -> str | None:

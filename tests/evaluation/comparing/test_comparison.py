@@ -10,12 +10,7 @@ from support.summaries import summary_of, task_score
 
 from embedkit.errors import UserError
 from embedkit.evaluation.comparing.comparison import Comparison, compare_groups
-from embedkit.evaluation.comparing.formatting import (
-    as_csv,
-    as_latex,
-    as_markdown,
-    as_plain,
-)
+from embedkit.evaluation.comparing.formatting import format_comparison
 from embedkit.evaluation.comparing.runs import Group, Run, read_run
 from embedkit.evaluation.summary import TYPES, Summary
 
@@ -77,8 +72,8 @@ def test_the_difference_is_to_the_first_row_and_has_no_interval_of_four_tasks(
     assert second.difference is not None
     assert second.difference.mean == pytest.approx(0)
     assert second.difference.low is None
-    assert "+0.00 [n < 5]" in as_plain(two)
-    assert "without intervals: fewer than 5 tasks are too few for them" in as_plain(two)
+    assert "+0.00 [n < 5]" in format_comparison(two)
+    assert "without intervals: fewer than 5 tasks are too few for them" in format_comparison(two)
 
 
 def test_the_interval_is_student_s_t_over_tasks() -> None:
@@ -88,14 +83,18 @@ def test_the_interval_is_student_s_t_over_tasks() -> None:
     # 2.776 is the quantile for four degrees of freedom, and sqrt(2.5 / 5) the standard error.
     half = 2.776 * 0.7071
     assert found.rows[1].difference == pytest.approx((2, 2 - half, 2 + half), abs=1e-3)
-    assert "95 % intervals of Student's t over the 5 tasks" in as_plain(found)
+    assert "95 % intervals of Student's t over the 5 tasks" in format_comparison(found)
 
 
 def test_the_best_is_marked_in_every_format(two: Comparison) -> None:
-    assert "35.00*" in as_plain(two)
-    assert "| first_run | - | - | - | - | 25.00 | **70.00** | - |" in as_markdown(two)
-    assert r"first\_run & - & - & - & - & 25.00 & \textbf{70.00} & - &" in as_latex(two)
-    first, second = csv.DictReader(io.StringIO(as_csv(two)))
+    assert "35.00*" in format_comparison(two)
+    assert "| first_run | - | - | - | - | 25.00 | **70.00** | - |" in format_comparison(
+        two, "markdown"
+    )
+    assert r"first\_run & - & - & - & - & 25.00 & \textbf{70.00} & - &" in format_comparison(
+        two, "latex"
+    )
+    first, second = csv.DictReader(io.StringIO(format_comparison(two, "csv")))
     assert (float(first["Retrieval"]), first["Clustering"]) == (25, "")
     assert (first["best"].split()[0], second["best"].split()[0]) == ("STS", "Retrieval")
 
@@ -109,7 +108,7 @@ def test_the_paper_s_rows_agree_with_their_averages() -> None:
         weighted = sum(TASKS_OF_TYPE[type_] * mean for type_, mean in row.types.items())
         # Half a unit of the last digit for the means, as much for the average.
         assert weighted / 56 == pytest.approx(row.average, abs=0.1)
-    assert "over the 56 tasks of MTEB(eng, v1), the others over 1 tasks" in as_plain(found)
+    assert "over the 56 tasks of MTEB(eng, v1), the others over 1 tasks" in format_comparison(found)
     # Far below the paper's, and still the best of the runs.
     assert found.best("average") == pytest.approx(20)
 
