@@ -1,6 +1,6 @@
 """``failures``: the queries that two evaluations answer differently, with their texts."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,6 @@ from embedkit.evaluation.failures.looks import looks_of
 from embedkit.evaluation.failures.task_texts import TaskTexts, open_task, texts_of
 from embedkit.evaluation.query_results import QueryResult
 from embedkit.evaluation.settings import FailuresOptions, FailuresSettings
-from embedkit.evaluation.summary import TaskScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +91,24 @@ def failures(first: str | Path, second: str | Path, **options: Unpack[FailuresOp
     notes += mismatches(runs, [task.task for task in tasks])
     found = []
     for task in tasks:
-        changes = _changes(*runs, task)
-        texts, note = _texts(runs[0], task, changes, settings.data_dir)
-        notes += [note] if note else []
-        found.append(_described(runs, task, changes, texts, settings.limit))
+        pairs = _pairs(*runs, task.task)
+        texts: Mapping[_Place, TaskTexts] = {}
+        try:
+            texts = _texts(runs[0], task.task, pairs, settings.data_dir)
+        except DataError as error:
+            notes.append(f"{task.task}: ids without texts, since its data cannot be read ({error})")
+        limits = [run.summary.scores[task.task].max_tokens for run in runs]
+        every = [
+            _change(key, pair, texts.get(key[:3], _NO_TEXTS), limits) for key, pair in pairs.items()
+        ]
+        found.append(_chosen(task, every, settings.limit))
     return Failures(runs[0].name, runs[1].name, tuple(found), tuple(notes))
 
 
 _Pair = tuple[QueryResult, QueryResult]
 _Place = tuple[str, str, str]
 """Part of a task, split and subset."""
+_NO_TEXTS = TaskTexts({}, {}, {})
 
 
 def _comparable(
@@ -115,79 +122,55 @@ def _comparable(
     groups = Group(first.name, (first,)), Group(second.name, (second,))
     tasks = contest(*groups, list(wanted) or both)
     known = [task for task in tasks.tasks if task.over_queries is not None]
-    missing = ", ".join(tasks.without_queries)
-    reason = "no results of the same single queries"
-    of_others = set(wanted) - {task.task for task in known} - set(tasks.without_queries)
-    others = f"only retrieval and reranking tasks have queries: {', '.join(sorted(of_others))}"
-    remedy = "score the same tasks with embedkit eval-mteb"
-    if not known and missing:
-        raise UserError(f"{first.name}, {second.name}: some run has {reason}: {missing}; {remedy}")
-    if not known and wanted:
-        raise UserError(f"--task: {others}")
+    reasons = []
+    if missing := ", ".join(tasks.without_queries):
+        reasons.append(f"some run has no results of the same single queries: {missing}")
+    without = {*tasks.without_queries, *(task.task for task in known)}
+    if others := ", ".join(sorted(set(wanted) - without)):
+        reasons.append(f"only retrieval and reranking tasks have queries: {others}")
     if not known:
-        why = "no retrieval or reranking task has a score in both"
+        why = "; ".join(reasons) or "no retrieval or reranking task has a score in both"
+        remedy = "score the same retrieval or reranking tasks with embedkit eval-mteb"
         raise UserError(f"{first.name}, {second.name}: {why}; {remedy}")
-    notes = [f"Left out, since some run has {reason}: {missing}"] if missing else []
-    return known, [*notes, f"Left out, since {others}"] if of_others else notes
+    return known, [f"Left out, since {reason}" for reason in reasons]
 
 
-def _changes(first: Run, second: Run, task: TaskDifference) -> dict[QueryKey, _Pair]:
+def _pairs(first: Run, second: Run, task: str) -> dict[QueryKey, _Pair]:
     """Return the results of both runs of each query whose score differs."""
-    old, new = first.query_results(task.task) or {}, second.query_results(task.task) or {}
-    pairs = {key: (result, new[key]) for key, result in old.items()}
-    return {key: pair for key, pair in pairs.items() if pair[0].score != pair[1].score}
+    old, new = first.query_results(task) or {}, second.query_results(task) or {}
+    return {key: (old[key], new[key]) for key in old if old[key].score != new[key].score}
 
 
 def _texts(
-    run: Run, task: TaskDifference, changes: Mapping[QueryKey, _Pair], data_dir: Path | None
-) -> tuple[dict[_Place, TaskTexts], str | None]:
-    """Return the texts that ``changes`` name, or the line that says why there are none."""
-    score = run.summary.scores[task.task]
-    places: dict[_Place, list[QueryKey]] = {}
-    for key in changes:
-        places.setdefault(key[:3], []).append(key)
-    found: dict[_Place, TaskTexts] = {}
+    run: Run, task: str, pairs: Mapping[QueryKey, _Pair], data_dir: Path | None
+) -> dict[_Place, TaskTexts]:
+    """Return the texts that ``pairs`` name, or raise ``DataError`` if the data cannot be read."""
+    score = run.summary.scores[task]
     # The revision of an aggregate is one of all its parts.
     revision = None if score.parts else score.revision
-    try:
-        opened = {
-            part: open_task(part, _folder(run, score, part), data_dir, revision)
-            for part in {place[0] for place in places}
-        }
-    except DataError as error:
-        return {}, f"{task.task}: ids without texts, since its data cannot be read ({error})"
+    folders = {part: run.folder / folder for part, folder in score.folders.items()}
+    places: defaultdict[_Place, list[QueryKey]] = defaultdict(list)
+    for key in pairs:
+        places[key[:3]].append(key)
+    opened = {
+        part: open_task(part, folders.get(part), data_dir, revision)
+        for part in {place[0] for place in places}
+    }
+    found: dict[_Place, TaskTexts] = {}
     for (part, split, subset), keys in places.items():
-        results = [result for key in keys for result in changes[key]]
+        results = [result for key in keys for result in pairs[key]]
         documents = {id_ for result in results for id_ in (*result.front, *result.relevant)}
         queries = [key[3] for key in keys]
         found[part, split, subset] = texts_of(opened[part], split, subset, queries, documents)
-    return found, None
+    return found
 
 
-def _folder(run: Run, score: TaskScore, part: str) -> Path | None:
-    return run.folder / score.folders[part] if part in score.folders else None
-
-
-def _described(
-    runs: tuple[Run, Run],
-    task: TaskDifference,
-    pairs: Mapping[QueryKey, _Pair],
-    texts: Mapping[_Place, TaskTexts],
-    limit: int,
-) -> TaskChanges:
-    limits = [run.summary.scores[task.task].max_tokens for run in runs]
-    none = TaskTexts({}, {}, {})
-    every = [_change(key, pair, texts.get(key[:3], none), limits) for key, pair in pairs.items()]
+def _chosen(task: TaskDifference, every: Sequence[Change], limit: int) -> TaskChanges:
     # Sorting keeps the order of queries whose gains are equal.
     lost = sorted((change for change in every if change.gain < 0), key=lambda one: one.gain)
     won = sorted((change for change in every if change.gain > 0), key=lambda one: -one.gain)
-    return TaskChanges(
-        task,
-        len(won),
-        len(lost),
-        {"won": _count(won), "lost": _count(lost)},
-        (*lost[:limit], *won[:limit]),
-    )
+    looks = {"won": _count(won), "lost": _count(lost)}
+    return TaskChanges(task, len(won), len(lost), looks, (*lost[:limit], *won[:limit]))
 
 
 def _change(key: QueryKey, pair: _Pair, texts: TaskTexts, limits: Sequence[int]) -> Change:

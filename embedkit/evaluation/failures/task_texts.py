@@ -12,7 +12,7 @@ from mteb.abstasks.abstask import AbsTask
 from mteb.types import PromptType
 
 from embedkit.errors import DataError
-from embedkit.evaluation.mteb.mirror import from_mirror, with_local_data
+from embedkit.evaluation.mteb.mirror import from_folder, with_local_data
 from embedkit.evaluation.mteb.task_selection import select_tasks
 from embedkit.evaluation.progress import quiet_libraries
 from embedkit.evaluation.task_folders.reading import read_task_folders
@@ -60,12 +60,7 @@ def _opened(name: str, folder: Path | None, data_dir: Path | None) -> AbsTask:
     if folder and not folder.exists() and data_dir is None:
         raise DataError(f"{folder}: no such folder")
     (task,) = select_tasks(None, [name])
-    if folder and data_dir is None:
-        repository = str(task.metadata.dataset["path"])
-        # A mirror has folders ``owner/name``; the hub's own cache has ``datasets--*/snapshots/*``.
-        depth = repository.count("/") if folder.as_posix().endswith(repository) else 2
-        return from_mirror(task, folder.parents[depth])
-    return with_local_data(task, data_dir)
+    return from_folder(task, folder) if folder and not data_dir else with_local_data(task, data_dir)
 
 
 def texts_of(

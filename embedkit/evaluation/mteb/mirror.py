@@ -14,28 +14,22 @@ from embedkit.storage.hashing import sha256_of_text
 from embedkit.storage.offline import settle_network
 
 
-def from_mirror(task: AbsTask, mirror: Path) -> AbsTask:
-    """Return a copy of the task that reads its repository's folder under ``mirror``.
+def from_folder(task: AbsTask, folder: Path) -> AbsTask:
+    """Return a copy of the task that reads ``folder``, a copy of its repository.
 
-    The folder is ``owner/name``, as ``snapshot_download(local_dir=...)`` writes it, or that of the
-    hub's own cache. A hash of its files becomes the revision, so that other data give another
-    result.
+    A hash of its files becomes the revision, so that other data give another result.
 
     Raises:
-        DataError: the repository is not there, or holds no file.
+        DataError: the folder holds no file.
     """
-    source = task.metadata.dataset
-    name, revision, target = source["path"], source["revision"], mirror / source["path"]
-    remedy = f"hf download {name} --repo-type dataset --revision {revision} --local-dir {target}"
-    if (folder := folder_of(mirror, source)) is None:
-        raise DataError(f"{target}: no such folder; {remedy}")
     paths = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     # A download stores notes of its own in hidden files.
     paths = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
     if not paths:
-        raise DataError(f"{folder}: holds no file; {remedy}")
+        raise _lacking(task, folder, "holds no file")
     lines = (f"{path.as_posix()} {file_sha256(folder / path)}\n" for path in paths)
-    local = {**source, "path": str(folder), "revision": sha256_of_text("".join(lines))}
+    revision = sha256_of_text("".join(lines))
+    local = {**task.metadata.dataset, "path": str(folder), "revision": revision}
     metadata = task.metadata.model_copy(update={"dataset": local})
     # mteb gives the same object to all who ask for a task, so a copy is changed. Its class is
     # changed, since mteb drops what an object itself knows of its data when it unloads them.
@@ -49,17 +43,28 @@ def with_local_data(task: AbsTask, data_dir: Path | None) -> AbsTask:
     """Return a task that reads ``data_dir``, or ``$EMBEDKIT_HUB`` if that has its repository.
 
     The task of a task folder keeps its own data. With ``data_dir``, the hub is never asked.
+
+    Raises:
+        DataError: ``data_dir`` has no folder of the repository, or the folder holds no file.
     """
     if task.data_loaded:
         return task
-    id_ = str(task.metadata.dataset["path"])
-    if data_dir is None and (folder := hub.mirror(id_)):
-        data_dir = folder.parents[id_.count("/")]
+    source = task.metadata.dataset
+    folder = folder_of(data_dir, source) if data_dir else hub.mirror(str(source["path"]))
+    if folder:
+        return from_folder(task, folder)
     if data_dir:
-        return from_mirror(task, data_dir)
+        raise _lacking(task, data_dir / source["path"], "no such folder")
     # Else every task would ask a hub that does not answer, for half a minute and in many lines.
     settle_network()
     return task
+
+
+def _lacking(task: AbsTask, folder: Path, mistake: str) -> DataError:
+    """Return an error that names the command which fetches the repository of a task."""
+    name, revision = task.metadata.dataset["path"], task.metadata.dataset["revision"]
+    remedy = f"hf download {name} --repo-type dataset --revision {revision} --local-dir {folder}"
+    return DataError(f"{folder}: {mistake}; {remedy}")
 
 
 def check_mirror(mirror: Path, tasks: Iterable[AbsTask]) -> None:
@@ -77,7 +82,10 @@ def check_mirror(mirror: Path, tasks: Iterable[AbsTask]) -> None:
 
 
 def folder_of(mirror: Path, source: Mapping[str, Any]) -> Path | None:
-    """Return the folder of a repository, ``owner/name`` or that of the hub's own cache, if any."""
+    """Return the folder of a repository, ``owner/name`` or that of the hub's own cache, if any.
+
+    ``snapshot_download(local_dir=...)`` writes the former.
+    """
     name, revision = str(source["path"]), str(source["revision"])
     cached = mirror / f"datasets--{name.replace('/', '--')}" / "snapshots" / revision
     return next((folder for folder in (mirror / name, cached) if folder.is_dir()), None)

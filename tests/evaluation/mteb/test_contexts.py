@@ -22,7 +22,7 @@ from embedkit.evaluation.encoding.encoders import CachedEncoder, Truncated
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.encoding.vector_cache import VectorCache
 from embedkit.evaluation.mteb.instructions import Instructions
-from embedkit.evaluation.mteb.mirror import from_mirror
+from embedkit.evaluation.mteb.mirror import with_local_data
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.mteb.task_prompts import resolve_prompts
 from embedkit.evaluation.mteb.task_selection import select_tasks
@@ -61,7 +61,7 @@ def of_each_task(summary: Summary) -> dict[str, tuple[float, Mapping[str, object
 @pytest.mark.parametrize("name", ONE_OF_EACH_TYPE)
 def test_no_query_and_no_label_can_be_in_a_context(name: str, mirror: Path) -> None:
     (task,) = select_tasks(tasks=[name])
-    task = from_mirror(task, mirror)
+    task = with_local_data(task, mirror)
     texts = set(corpus_of(task))
     assert texts
     assert texts <= set(DOCUMENTS)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import embedkit
 from embedkit.errors import DataError, UserError
-from embedkit.evaluation.mteb.mirror import check_mirror, from_mirror, with_local_data
+from embedkit.evaluation.mteb.mirror import check_mirror, with_local_data
 from embedkit.evaluation.mteb.task_selection import leaves, select_tasks
 from embedkit.evaluation.summary import TYPES, Summary
 from embedkit.models import hub
@@ -97,11 +97,11 @@ def test_another_mirror_is_another_result(mirror: Path, tiny_model: Path, tmp_pa
 
 def test_what_a_download_notes_beside_the_data_is_not_hashed(mirror: Path, tmp_path: Path) -> None:
     mirror = shutil.copytree(mirror, tmp_path / "mirror")
-    before = from_mirror(named("STS12"), mirror).metadata.revision
+    before = with_local_data(named("STS12"), mirror).metadata.revision
     (mirror / "mteb/sts12-sts/.cache/huggingface/noted").write_text("today")
-    assert from_mirror(named("STS12"), mirror).metadata.revision == before
+    assert with_local_data(named("STS12"), mirror).metadata.revision == before
     (mirror / "mteb/sts12-sts/README.md").write_text("changed")
-    assert from_mirror(named("STS12"), mirror).metadata.revision != before
+    assert with_local_data(named("STS12"), mirror).metadata.revision != before
 
 
 def test_the_hubs_own_cache_is_a_mirror(mirror: Path, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_hubs_own_cache_is_a_mirror(mirror: Path, tmp_path: Path) -> None:
     blob = shutil.copy(mirror / "mteb/sts12-sts/test.jsonl.gz", tmp_path / "blob")
     snapshot.mkdir(parents=True)
     (snapshot / "test.jsonl.gz").symlink_to(blob)
-    mirrored = from_mirror(task, tmp_path)
+    mirrored = with_local_data(task, tmp_path)
     mirrored.load_data()
     assert mirrored.dataset is not None
     assert len(mirrored.dataset["test"]) == 6
@@ -127,7 +127,7 @@ def test_the_folder_that_stands_for_the_hub_is_read_where_it_has_the_repository(
     mirror: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("EMBEDKIT_HUB", str(mirror))
-    expected = from_mirror(named("STS12"), mirror).metadata
+    expected = with_local_data(named("STS12"), mirror).metadata
     assert with_local_data(named("STS12"), None).metadata.dataset == expected.dataset
     # What lies nowhere else is read from the hub.
     assert with_local_data(named("STS13"), None) is named("STS13")
@@ -150,7 +150,7 @@ def test_a_score_is_the_same_from_the_folder_that_stands_for_the_hub(
 
 def test_a_missing_repository_is_named_with_the_command_that_fetches_it(mirror: Path) -> None:
     with pytest.raises(DataError, match="mteb/sts13-sts: no such folder; hf download mteb/sts13"):
-        from_mirror(named("STS13"), mirror)
+        with_local_data(named("STS13"), mirror)
 
 
 def test_a_mirror_of_something_else_is_refused(mirror: Path, tmp_path: Path) -> None:
