@@ -53,10 +53,9 @@ def _as_csv(found: Failures) -> str:
 
 def _summary(found: Failures, changes: TaskChanges) -> Iterator[str]:
     task = changes.task
-    interval = task.over_queries.interval if task.over_queries else "-"
     yield (
         f"{task.task}: {task.metric} {task.first:.2f} in {found.first}, {task.second:.2f} in "
-        f"{found.second} ({task.difference:+.2f}, {100 * LEVEL:.0f} % over queries {interval})"
+        f"{found.second} ({task.difference:+.2f}, {100 * LEVEL:.0f} % over queries {task.interval})"
     )
     alike = (task.queries or 0) - changes.won - changes.lost
     yield f"  {found.second} wins {changes.won} queries, loses {changes.lost}, and ties {alike}"
