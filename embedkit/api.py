@@ -28,6 +28,7 @@ from embedkit.mining.settings import MiningSettings
 from embedkit.models.settings import ExportTarget
 from embedkit.recipe import PretrainRecipe, Recipe, as_recipe, default_output, explain, show_recipes
 from embedkit.recipe.load_recipes import load_any_recipe, load_pretrain_recipe, load_recipe
+from embedkit.storage.versions import STACK, versions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -272,4 +273,6 @@ def prepare_data(
         texts = [Texts.from_manifest(name) for name in names]
     else:
         raise UserError("data prepare takes NAME... and --tokenizer, or --recipe alone")
-    return prepare_texts(texts, tokenizer, sample=sample)
+    if sample is not None:
+        raise ArgumentError(("sample", f"text is tokenized whole; leave it out (got {sample})"))
+    return prepare_texts(texts, tokenizer)

@@ -6,7 +6,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,8 +24,6 @@ from embedkit_cli.interruption import print_how_to_resume
 from embedkit_cli.mine import mine
 from embedkit_cli.options import Overrides, RecipeName, is_main
 from embedkit_cli.perplexity import eval_perplexity
-
-_PACKAGES = ("embedkit-neobert", "torch", "transformers", "sentence-transformers", "mteb")
 
 app = typer.Typer(
     cls=Commands,
@@ -61,11 +58,8 @@ AllowWorldSizeChange = Annotated[
 def _print_versions(asked: bool) -> None:
     if not asked:
         return
-    for package in _PACKAGES:
-        try:
-            typer.echo(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            typer.echo(f"{package} is not installed")
+    for package, version in api.versions_of(api.STACK).items():
+        typer.echo(f"{package} {version}")
     raise typer.Exit
 
 

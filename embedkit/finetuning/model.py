@@ -137,7 +137,13 @@ def set_prompts(recipe: Recipe, records: Sequence[Records], model: Embedder | Co
     if recipe.embedder.benchmark_prompts:
         model.prompts |= benchmark_prompts()
     for side, name in recipe.embedder.default_prompts.model_dump(exclude_none=True).items():
-        model.prompts[side] = _prompt_called(name, f"embedder.default_prompts.{side}", model)
+        if name not in model.prompts:
+            near = difflib.get_close_matches(name, model.prompts, n=3, cutoff=0.3)
+            raise UserError(
+                f'embedder.default_prompts.{side} = "{name}": the model will store no such prompt; '
+                f"choose one of {', '.join(near or model.prompts)}, or leave the key out"
+            )
+        model.prompts[side] = model.prompts[name]
     model.trained_prompts = _prompts_of(records).joined(model.trained_prompts)
 
 
@@ -159,16 +165,6 @@ def undecided_sides(model: EmbeddingModel, records: Sequence[Records]) -> dict[s
 def _prompts_of(records: Sequence[Records]) -> TrainedPrompts:
     used = {side: [getattr(source.prompts, side) for source in records] for side in SIDES}
     return TrainedPrompts(used)
-
-
-def _prompt_called(name: str, key: str, model: Embedder | Contextual) -> str:
-    if name not in model.prompts:
-        near = difflib.get_close_matches(name, model.prompts, n=3, cutoff=0.3)
-        raise UserError(
-            f'{key} = "{name}": the model will store no such prompt; choose one of '
-            f"{', '.join(near or model.prompts)}, or leave the key out"
-        )
-    return model.prompts[name]
 
 
 def stored_prompts(records: Sequence[Records]) -> dict[str, str]:

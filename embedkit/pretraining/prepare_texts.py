@@ -8,24 +8,18 @@ from embedkit.data.pairs.lengths import stored_lengths
 from embedkit.data.tables import SHOWN_QUANTILES, plain_table
 from embedkit.data.text.texts import Texts
 from embedkit.data.text.tokenized import prepare
-from embedkit.errors import ArgumentError
 from embedkit.models.hub import load_tokenizer
 from embedkit.tokens.vocabulary import Vocabulary
 
 
-def prepare_texts(
-    texts: Sequence[Texts], tokenizer: str, *, sample: int | None = None
-) -> Iterator[Table]:
+def prepare_texts(texts: Sequence[Texts], tokenizer: str) -> Iterator[Table]:
     """Store the token ids of ``texts`` in the cache, and yield a table of their numbers.
 
-    What is tokenized already is only opened. ``tokenizer`` is the name of a model, and ``sample``
-    has to be ``None``, since the token ids of whole sources are stored.
+    What is tokenized already is only opened. ``tokenizer`` is the name of a model.
 
     Raises:
         UserError: there is no such tokenizer, or a source cannot be read.
     """
-    if sample is not None:
-        raise ArgumentError(("sample", f"text is tokenized whole; leave it out (got {sample})"))
     loaded = load_tokenizer(tokenizer)
     # A document's length counts the special tokens around it.
     framing = Vocabulary.of(loaded).framing

@@ -1,37 +1,20 @@
 """The recipe of a run: one typed, frozen, closed value, read from TOML. Imports ``config``."""
 
-from embedkit.recipe.contextual_config import ContextualConfig as ContextualConfig
-from embedkit.recipe.dtype_settings import Dtype as Dtype
-from embedkit.recipe.dtype_settings import DtypeSettings as DtypeSettings
-from embedkit.recipe.evaluation_settings import Evaluation as Evaluation
-from embedkit.recipe.evaluation_settings import ScoringSettings as ScoringSettings
-from embedkit.recipe.explain import explain as explain
-from embedkit.recipe.finetune_recipe import Data as Data
-from embedkit.recipe.finetune_recipe import Lora as Lora
-from embedkit.recipe.finetune_recipe import ModelSettings as ModelSettings
-from embedkit.recipe.finetune_recipe import Recipe as Recipe
-from embedkit.recipe.instructions import Instructions as Instructions
-from embedkit.recipe.load_recipes import as_recipe as as_recipe
-from embedkit.recipe.load_recipes import default_output as default_output
-from embedkit.recipe.load_recipes import load_any_recipe as load_any_recipe
-from embedkit.recipe.load_recipes import load_pretrain_recipe as load_pretrain_recipe
-from embedkit.recipe.load_recipes import load_recipe as load_recipe
-from embedkit.recipe.load_recipes import show_recipes as show_recipes
-from embedkit.recipe.pair_objectives import Contrastive as Contrastive
-from embedkit.recipe.pair_objectives import InContext as InContext
-from embedkit.recipe.pair_objectives import InfoNCE as InfoNCE
-from embedkit.recipe.pair_objectives import Needs as Needs
-from embedkit.recipe.pair_objectives import PairObjective as PairObjective
-from embedkit.recipe.pretrain_recipe import Architecture as Architecture
-from embedkit.recipe.pretrain_recipe import HeldOutLoss as HeldOutLoss
-from embedkit.recipe.pretrain_recipe import MaskedLM as MaskedLM
-from embedkit.recipe.pretrain_recipe import PretrainRecipe as PretrainRecipe
-from embedkit.recipe.pretrain_recipe import Start as Start
-from embedkit.recipe.pretrain_recipe import Text as Text
-from embedkit.recipe.pretrain_recipe import TextData as TextData
-from embedkit.recipe.training_settings import Checkpoints as Checkpoints
-from embedkit.recipe.training_settings import Logging as Logging
-from embedkit.recipe.training_settings import Mix as Mix
-from embedkit.recipe.training_settings import Optim as Optim
-from embedkit.recipe.training_settings import RecipeT as RecipeT
-from embedkit.recipe.training_settings import Training as Training
+# mypy: implicit-reexport
+# ruff: noqa: F401
+from embedkit.recipe.contextual_config import ContextualConfig
+from embedkit.recipe.dtype_settings import Dtype, DtypeSettings
+from embedkit.recipe.evaluation_settings import Evaluation, ScoringSettings
+from embedkit.recipe.explain import explain
+from embedkit.recipe.finetune_recipe import Data, Lora, ModelSettings, Recipe
+from embedkit.recipe.load_recipes import (
+    as_recipe,
+    default_output,
+    load_any_recipe,
+    load_pretrain_recipe,
+    load_recipe,
+    show_recipes,
+)
+from embedkit.recipe.pair_objectives import Contrastive, InContext, InfoNCE, Needs, PairObjective
+from embedkit.recipe.pretrain_recipe import Architecture, MaskedLM, PretrainRecipe, TextData
+from embedkit.recipe.training_settings import Logging, Mix, Optim, RecipeT, Training

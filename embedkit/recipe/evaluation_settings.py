@@ -3,11 +3,18 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, ByteSize, Field, PositiveInt, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from embedkit.config import expand
 from embedkit.recipe.dtype_settings import Dtype, DtypeSettings
-from embedkit.recipe.instructions import Instructions
 
 
 def _number_of_bytes(size: str) -> str:
@@ -22,12 +29,24 @@ def _number_of_bytes(size: str) -> str:
     return size
 
 
+def _known(instructions: str) -> str:
+    if instructions in ("none", "paper") or Path(instructions).suffix in (".toml", ".json"):
+        return instructions
+    raise ValueError(
+        f"write none, paper, or the path of a TOML or JSON file (got {instructions!r})"
+    )
+
+
 class ScoringSettings(DtypeSettings):
     """Settings that ``eval-mteb``, ``evaluate`` and a recipe's ``[evaluation]`` have in common."""
 
     benchmark: str | None = None
     """The model is scored on this benchmark of mteb, such as ``MTEB(eng, v1)``."""
-    instructions: Instructions = Field(default="none", examples=["none", "paper", "FILE"])
+    instructions: Annotated[
+        str,
+        BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value),
+        AfterValidator(_known),
+    ] = Field(default="none", examples=["none", "paper", "FILE"])
     """paper puts the NeoBERT paper's instructions (tables 8 and 9) before the texts of the tasks
     of MTEB(eng, v1), for a model trained with such instructions. A TOML or JSON file puts its
     prefixes, each under a task's exact name or under NAME-query and NAME-document. none leaves task

@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
+STACK = ("embedkit-neobert", "torch", "transformers", "sentence-transformers", "mteb")
+"""embedkit, and the libraries on which the numbers of a run depend."""
+
 
 def versions_of(distributions: Iterable[str]) -> dict[str, str]:
     """Return the version of each distribution, or "not installed".

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 from rich import progress
 from rich.console import Console
@@ -21,9 +21,9 @@ from embedkit.storage.atomic import write_text
 class Tracker(Protocol):
     """Interface of an experiment tracker, which receives the metrics of every step."""
 
-    def log(self, values: Mapping[str, float], step: int) -> None: ...
+    def log(self, values: dict[str, float], /, *, step: int) -> None: ...
 
-    def close(self) -> None: ...
+    def finish(self) -> None: ...
 
 
 class Metrics:
@@ -58,7 +58,7 @@ class Metrics:
             values = {k: v for k, v in line.items() if k not in {"step", "source"}}
             named = {f"{line['source']}/{k}": line[k] for k in ("loss", "accuracy") if k in line}
             for tracker in self._trackers:
-                tracker.log(values | named, line["step"])
+                tracker.log(values | named, step=line["step"])
         return lines
 
     def __enter__(self) -> Self:
@@ -69,7 +69,7 @@ class Metrics:
         if self._waiting:
             self.write()
         for tracker in self._trackers:
-            tracker.close()
+            tracker.finish()
 
 
 class Progress(progress.Progress):
@@ -150,10 +150,17 @@ def check_trackers(names: Sequence[str]) -> None:
 
 def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Tracker]:
     """Start the trackers of a recipe, which write into ``folder`` and store ``config``."""
-    return [
-        _TensorBoard(folder) if name == "tensorboard" else _RunTracker(name, folder, config)
-        for name in names
-    ]
+    trackers: list[Tracker] = []
+    for name in names:
+        if name == "tensorboard":
+            trackers.append(_TensorBoard(folder))
+            continue
+        # wandb and trackio are modules with the same functions, those of a Tracker among them.
+        module = importlib.import_module(name)
+        extra = {"dir": str(folder)} if name == "wandb" else {}
+        module.init(project="embedkit", name=folder.name, config=dict(config), **extra)
+        trackers.append(cast(Tracker, module))
+    return trackers
 
 
 class _TensorBoard:
@@ -162,24 +169,9 @@ class _TensorBoard:
 
         self._writer = SummaryWriter(str(folder / "tensorboard"))
 
-    def log(self, values: Mapping[str, float], step: int) -> None:
+    def log(self, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
+    def finish(self) -> None:
         self._writer.close()
-
-
-class _RunTracker:
-    """Tracker for wandb, and for trackio, which has the same interface."""
-
-    def __init__(self, name: str, folder: Path, config: Mapping[str, Any]) -> None:
-        self._module = importlib.import_module(name)
-        extra = {"dir": str(folder)} if name == "wandb" else {}
-        self._module.init(project="embedkit", name=folder.name, config=dict(config), **extra)
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self._module.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._module.finish()

@@ -15,7 +15,7 @@ from embedkit.recipe import Training
 from embedkit.recipe.load_recipes import of_its_kind, with_new_names
 from embedkit.storage.atomic import aside_of, write_json, write_text
 from embedkit.storage.folders import check_replaceable, set_aside
-from embedkit.storage.versions import versions_of
+from embedkit.storage.versions import STACK, versions_of
 from embedkit.training import checkpoint
 
 _INERT = "data.workers", "data.batch_table", "logging.", "checkpoints.", "evaluation.", "held_out."
@@ -26,8 +26,6 @@ _FILES = ("recipe.toml", "run.json", "metrics.jsonl", "held_out.jsonl")
 _FOLDERS = ("checkpoints", "model", "eval", "tensorboard", "wandb")
 _ENTRIES = {*_FILES, *(aside_of(Path(name)).name for name in _FILES), *_FOLDERS}
 """Names of the files and folders that a run writes into its folder."""
-
-_PACKAGES = ("embedkit-neobert", "torch", "transformers", "sentence-transformers", "mteb")
 
 
 def check(path: Path, *, resume: bool, overwrite: bool) -> None:
@@ -86,7 +84,7 @@ def describe(path: Path, recipe: Training, facts: Mapping[str, Any]) -> None:
     if torch.cuda.is_available():
         hardware = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     record = {
-        "versions": versions_of(_PACKAGES),
+        "versions": versions_of(STACK),
         "python": platform.python_version(),
         "hardware": hardware,
         **facts,

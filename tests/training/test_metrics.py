@@ -1,5 +1,4 @@
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,13 @@ class Listener:
 
     def __init__(self) -> None:
         self.heard: list[tuple[int, dict[str, float]]] = []
-        self.closed = False
+        self.finished = False
 
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self.heard.append((step, dict(values)))
+    def log(self, values: dict[str, float], /, *, step: int) -> None:
+        self.heard.append((step, values))
 
-    def close(self) -> None:
-        self.closed = True
+    def finish(self) -> None:
+        self.finished = True
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -59,12 +58,12 @@ def test_trackers_hear_every_step_and_each_source_by_name(tmp_path: Path) -> Non
     with Metrics(tmp_path / "metrics.jsonl", [listener]) as metrics:
         metrics.add(1, "pairs", {"loss": 0.5, "accuracy": 0.25, "lr": 0.1})
         metrics.add(2, "triplets", {"loss": torch.tensor(0.75)})
-        assert not listener.closed
+        assert not listener.finished
     assert listener.heard == [
         (1, {"loss": 0.5, "accuracy": 0.25, "lr": 0.1, "pairs/loss": 0.5, "pairs/accuracy": 0.25}),
         (2, {"loss": 0.75, "triplets/loss": 0.75}),
     ]
-    assert listener.closed
+    assert listener.finished
 
 
 @pytest.mark.parametrize(("steps", "left"), [(0, []), (3, [1, 2, 3]), (9, [1, 2, 3, 4, 5])])
