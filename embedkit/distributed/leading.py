@@ -5,11 +5,10 @@ from contextlib import suppress
 from threading import Event
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from embedkit.distributed.ranks import any_rank, gather, is_main, on_main, rank, world_size
+from embedkit.distributed.ranks import gather, is_main, on_main, rank, world_size
 
 ResultT = TypeVar("ResultT")
 
@@ -34,11 +33,11 @@ _leading = Event()
 """Set on rank 0 while the other ranks wait for work."""
 
 
-def lead(work: Callable[[], ResultT], own: Any, device: torch.device) -> ResultT:
+def lead(work: Callable[[], ResultT], own: Any) -> ResultT:
     """Call ``work`` on rank 0; return its result, or raise its ``UserError``, on all ranks.
 
     Meanwhile the other ranks take their share of each ``together`` in ``work``. ``own`` is this
-    rank's object, which the functions get, and ``device`` is where its tensors are.
+    rank's object, which the functions get.
     """
 
     def led() -> ResultT:
@@ -60,11 +59,11 @@ def lead(work: Callable[[], ResultT], own: Any, device: torch.device) -> ResultT
     while not is_main() and (request := on_main(_end)) is not None:
         with suppress(RankFailedError):  # Rank 0 decides what becomes of the failure.
             function, arguments = request
-            _take_share(function, own, device, arguments)
+            _take_share(function, own, arguments)
     return on_main(led)
 
 
-def together(function: Work, own: Any, device: torch.device, *arguments: Any) -> tuple[Tensor, ...]:
+def together(function: Work, own: Any, *arguments: Any) -> tuple[Tensor, ...]:
     """Call a function on all ranks, and return its rows of all ranks in the order of the ranks.
 
     Outside of ``lead`` this rank does the work alone.
@@ -75,28 +74,21 @@ def together(function: Work, own: Any, device: torch.device, *arguments: Any) ->
     if not _leading.is_set():
         return function(own, Part(0, 1), *arguments)
     on_main(lambda: (function, arguments))
-    return _take_share(function, own, device, arguments)
+    return _take_share(function, own, arguments)
 
 
-def _take_share(
-    function: Work, own: Any, device: torch.device, arguments: tuple[Any, ...]
-) -> tuple[Tensor, ...]:
-    error: Exception | None = None
+def _take_share(function: Work, own: Any, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    error, cause = None, ""
     try:
         rows = function(own, Part(rank(), world_size()), *arguments)
     except Exception as failure:  # The other ranks wait for this one.
-        error = failure
-    if any_rank(error is not None, device):
-        raise RankFailedError(_first_cause(error)) from error
+        first, *_ = str(failure).splitlines() or [""]
+        error, cause = failure, f"rank {rank()}: {type(failure).__name__}: {first}"
+    causes = [""] * world_size()
+    dist.all_gather_object(causes, cause)
+    for first_cause in filter(None, causes):
+        raise RankFailedError(first_cause) from error
     return tuple(gather(each)[0] for each in rows)
-
-
-def _first_cause(error: Exception | None) -> str:
-    """Return the failure of the first rank that failed, on all ranks."""
-    first, *_ = str(error).splitlines() or [""]
-    causes: list[str | None] = [None] * world_size()
-    dist.all_gather_object(causes, error and f"rank {rank()}: {type(error).__name__}: {first}")
-    return next(cause for cause in causes if cause)
 
 
 def _end() -> Any:

@@ -140,7 +140,7 @@ class DistributedEncoder:
 
     def run_on_main(self, work: Callable[[Self], ResultT]) -> ResultT:
         """Call ``work`` on rank 0; return its result, or raise its ``UserError``, on all ranks."""
-        return distributed.lead(lambda: work(self), self, self._model.device)
+        return distributed.lead(lambda: work(self), self)
 
     def encode(
         self, texts: str | Sequence[str], *, prompt: str = "", context: Context | None = None
@@ -151,8 +151,8 @@ class DistributedEncoder:
         """
         if isinstance(texts, str):
             return self.encode([texts], prompt=prompt, context=context)[0]
-        device, encode = self._model.device, DistributedEncoder._encode_share
-        vectors, rows = distributed.together(encode, self, device, list(texts), prompt, context)
+        encode = DistributedEncoder._encode_share
+        vectors, rows = distributed.together(encode, self, list(texts), prompt, context)
         return vectors[rows.argsort()].cpu().numpy()
 
     def batches(self, texts: Sequence[str], *, prompt: str = "") -> list[Rows]:

@@ -79,9 +79,8 @@ def _best_of_all_ranks(
 
     Shapes: ``(q, D)``, ``(n, D)`` -> scores and numbers ``(q, count)``, on the CPU.
     """
-    device = distributed.local_device()
     arguments = queries, documents, count, similarity
-    scores, numbers = distributed.together(_best_of_share, None, device, *arguments)
+    scores, numbers = distributed.together(_best_of_share, None, *arguments)
     # From (ranks x q, count), in the order of the ranks, to (q, ranks x count).
     shape = (-1, len(queries), count)
     flat = [each.reshape(shape).transpose(0, 1).flatten(1) for each in (scores, numbers)]

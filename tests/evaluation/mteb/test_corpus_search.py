@@ -10,7 +10,6 @@ from typing import Any
 import mteb
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset
 from mteb.cache import ResultCache
 from mteb.models.model_meta import ModelMeta
@@ -110,9 +109,7 @@ def test_ranks_find_what_one_finds(ranks: int, monkeypatch: pytest.MonkeyPatch) 
 
 def search_on_ranks() -> None:
     for top_k in (5, 1000):
-        found = distributed.lead(
-            partial(search, CorpusSearch, "dot", top_k), None, torch.device("cpu")
-        )
+        found = distributed.lead(partial(search, CorpusSearch, "dot", top_k), None)
         assert_same(found, search(SearchEncoderWrapper, "dot", top_k))
 
 
