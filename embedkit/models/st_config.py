@@ -109,20 +109,11 @@ def _modules(folder: str) -> list[tuple[str, str]]:
                 "there, and name it by its relative path"
             )
     kinds = [kind for kind, _ in modules]
-    if unknown := sorted(set(kinds) - {*_FIRST, *_HEAD}):
-        raise UserError(
-            f"{folder}: modules.json has {', '.join(unknown)}, which embedkit cannot train; "
-            "pass the folder of its encoder alone"
-        )
-    if lacking := sorted(set(_FIRST) - set(kinds)):
-        raise UserError(
-            f"{folder}: modules.json has no {' and no '.join(lacking)}; "
-            "pass the folder of its encoder alone"
-        )
     if kinds[:2] != _FIRST or not set(kinds[2:]) <= _HEAD:
         raise UserError(
-            f"{folder}: modules.json has {', '.join(kinds)}, and embedkit reads Transformer, "
-            "Pooling, and behind them Dense and Normalize; pass the folder of its encoder alone"
+            f"{folder}: modules.json has {', '.join(kinds) or 'none'}, and embedkit reads "
+            "Transformer, Pooling, and behind them Dense and Normalize; pass the folder of its "
+            "encoder alone"
         )
     return modules
 

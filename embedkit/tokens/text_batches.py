@@ -18,14 +18,10 @@ ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 
-def estimated_tokens(texts: Sequence[str], limit: int | None = None) -> Rows:
-    """Estimate numbers of tokens, each at most ``limit``, from characters.
-
-    Shapes: ``(len(texts),)``.
-    """
+def estimated_tokens(texts: Sequence[str]) -> Rows:
+    """Estimate numbers of tokens from characters. Shapes: ``(len(texts),)``."""
     # An English token has four to five characters; two tokens open and close a sequence.
-    lengths = np.array([len(text) for text in texts], dtype=np.int64) // 4 + 2
-    return lengths if limit is None else np.minimum(lengths, limit)
+    return np.array([len(text) for text in texts], dtype=np.int64) // 4 + 2
 
 
 def text_batches(texts: Sequence[str], lengths: Rows, budget: int) -> list[Rows]:

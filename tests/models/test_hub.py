@@ -262,13 +262,20 @@ MAX = {"pooling_mode_max_tokens": True}
         (remove("config.json"), "holds neither modules.json nor config.json"),
         (write("config.json", "{"), r"config\.json: not valid JSON: .* line 1"),
         (write("modules.json", "["), r"modules\.json: not valid JSON: .* line 1"),
-        (modules("Transformer", "Pooling", "CNN"), "has CNN, which embedkit cannot train"),
+        (
+            modules("Transformer", "Pooling", "CNN"),
+            "has Transformer, Pooling, CNN, and embedkit reads Transformer, Pooling, and",
+        ),
         (
             modules("Transformer", "Normalize", "Pooling"),
             "has Transformer, Normalize, Pooling, and embedkit reads Transformer, Pooling, and",
         ),
-        (modules("Transformer", "Normalize"), "modules.json has no Pooling; pass the folder of"),
-        (modules("Pooling"), "modules.json has no Transformer"),
+        (
+            modules("Transformer", "Normalize"),
+            "modules.json has Transformer, Normalize, and embedkit",
+        ),
+        (modules(), "modules.json has none, and embedkit reads"),
+        (modules("Pooling"), "modules.json has Pooling, and embedkit reads"),
         (modules("Transformer", "Pooling", pooling=MAX | MEAN), r"pools by mean \+ max"),
         (
             modules("Transformer", "Pooling", pooling={"pooling_mode": "median"}),

@@ -54,8 +54,8 @@ def test_a_text_more_changes_few_batches() -> None:
     assert np.mean(changed) < len(before) / 20
 
 
-def test_a_text_counts_for_no_more_than_the_model_reads() -> None:
-    assert estimated_tokens(["", "x" * 400, "y" * 40], 64).tolist() == [2, 64, 12]
+def test_four_characters_count_as_a_token() -> None:
+    assert estimated_tokens(["", "x" * 400, "y" * 40]).tolist() == [2, 102, 12]
 
 
 def test_the_next_item_is_made_while_one_is_used() -> None:

@@ -16,6 +16,7 @@ from transformers import ModernBertConfig, NomicBertConfig
 from embedkit.errors import UserError
 from embedkit.models import hub
 from embedkit.models.model_files import under
+from embedkit.tokens.prompts import SEARCH
 
 _FIRST, _SECOND = "first_stage_model.", "second_stage_model."
 _NULL = f"{_SECOND}sequence_dropout_null_embedding"
@@ -30,7 +31,6 @@ _NOMIC_NAMES = {
     ".norm1.": ".post_attention_layernorm.",
     ".norm2.": ".post_mlp_layernorm.",
 }
-_PROMPTS = {"query": "search_query: ", "document": "search_document: "}
 _SUPPORTED: dict[str, tuple[object, ...]] = {
     "autoregressive_backbone": (False, None),
     "transductive_tie_token_embeddings": (False, None),
@@ -88,7 +88,7 @@ def converted(
         "normalize": False,
         "max_seq_length": int(config.get("max_seq_length") or 512),
         "position_limit": int(second.max_position_embeddings),
-        "prompts": _PROMPTS,
+        "prompts": SEARCH,
         "frozen": None,
         "first": first.to_dict(),
         "second": second.to_dict(),

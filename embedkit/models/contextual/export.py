@@ -1,6 +1,7 @@
-"""Export of two-stage models: a sentence-transformers folder with code in one file."""
+"""Export of two-stage models: a sentence-transformers folder with the code that it needs."""
 
-import re
+import shutil
+from filecmp import cmpfiles
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -16,7 +17,9 @@ from embedkit.storage.atomic import write_json
 from embedkit.storage.folders import whole_folder
 from embedkit.tokens.tokenizer import save_tokenizer
 
-_CODE = "modeling_contextual"
+_HERE = Path(__file__).parent
+_CODE = ["modeling_contextual.py", "prefix.py"]
+"""Modules of this package that a folder gets a copy of, since they run without embedkit."""
 
 
 def write_contextual(
@@ -59,7 +62,7 @@ def write_contextual(
         "first": encoders["first"].config.to_dict() if "first" in encoders else None,
         "second": encoders["second"].config.to_dict(),
     }
-    module = {"idx": 0, "name": "0", "path": "", "type": f"{_CODE}.ContextualModule"}
+    module = {"idx": 0, "name": "0", "path": "", "type": "modeling_contextual.ContextualModule"}
     settings = {
         "model_type": "SentenceTransformer",
         "prompts": model.prompts,
@@ -69,7 +72,8 @@ def write_contextual(
     with whole_folder(folder, "a model") as aside:
         write_json(aside / "config.json", config)
         save_file(weights, aside / "model.safetensors", metadata={"format": "pt"})
-        (aside / f"{_CODE}.py").write_text(_code(), encoding="utf-8")
+        for code in _CODE:
+            shutil.copyfile(_HERE / code, aside / code)
         write_json(aside / "modules.json", [{**module, "kwargs": ["dataset_embeddings"]}])
         write_json(aside / "config_sentence_transformers.json", settings)
         if model.trained_prompts is not None:
@@ -80,22 +84,8 @@ def write_contextual(
 
 def is_own_code(folder: Path) -> bool:
     """Return whether the code in a folder is the one that this version of embedkit writes."""
-    path = folder / f"{_CODE}.py"
-    return path.is_file() and path.read_text(encoding="utf-8") == _code()
-
-
-def _code() -> str:
-    """Return ``modeling_contextual`` with the code of ``prefix``, imports included, in it."""
-    module, prefix = (
-        Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-        for name in (_CODE, "prefix")
-    )
-    before, after = re.split(r"\nfrom embedkit.*\n", module)
-    header, code = prefix.split("\n\n\n", 1)
-    _, imports = header.split('\n"""\n\n')
-    present = before.splitlines()
-    missing = [line for line in imports.splitlines() if line not in present]
-    return before + "\n".join(missing) + f"\n\n\n{code}{after}"
+    same, _, _ = cmpfiles(_HERE, folder, _CODE, shallow=False)
+    return same == _CODE
 
 
 def _stock(backbone: Backbone, name: str) -> PreTrainedModel:

@@ -66,8 +66,7 @@ def load_contextual(
         name=hub.display_name(model),
         autocast=autocast,
         frozen=frozen,
-        # Exports of earlier versions all have vectors of unit norm.
-        normalize=config.get("normalize", True),
+        normalize=config["normalize"],
         similarity=similarity_of(str(folder)),
         trained_prompts=TrainedPrompts.read(folder),
     )

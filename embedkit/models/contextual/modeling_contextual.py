@@ -1,4 +1,6 @@
-"""A two-stage embedding model as a module of sentence-transformers, complete in this one file.
+"""A two-stage embedding model as a module of sentence-transformers.
+
+Its folder needs this file and ``prefix.py``, and embedkit need not be installed.
 
 The vector of a text depends on documents of the corpus that the text belongs to::
 
@@ -26,7 +28,7 @@ from sentence_transformers.base.modules import InputModule
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-from embedkit.models.contextual.prefix import Slots, prefixed_inputs, two_layers
+from .prefix import Slots, prefixed_inputs, two_layers
 
 
 class ContextualModule(InputModule):
@@ -136,7 +138,7 @@ class ContextualModule(InputModule):
             projected = self.output_projection(vectors)
             residual = self.config["contextual"]["output_residual"]
             vectors = projected + vectors if residual else projected
-        if self.config.get("normalize", True):
+        if self.config["normalize"]:
             vectors = F.normalize(vectors, dim=-1)
         return features | {"sentence_embedding": vectors}
 

@@ -1,6 +1,6 @@
 """Vectors that an encoder reads in front of a text, and inputs with which architectures do so.
 
-An export writes this code out, so that it needs torch and transformers alone.
+Exported folders hold this file, so that it imports torch and transformers alone.
 
 Shapes: B sequences, P vectors in front of each, L columns once padded, D features.
 """
@@ -56,9 +56,13 @@ class Slots(nn.Module):
     def check(self, documents: int) -> None:
         """Raise ValueError for more documents than slots, or fewer without a null vector."""
         slots = self._config.num_context
-        if documents > slots or (documents < slots and self.null is None):
-            how = "exactly" if self.null is None else "at most"
-            raise ValueError(f"a context of {documents} documents: this model reads {how} {slots}")
+        if documents > slots:
+            raise ValueError(f"a context of {documents} documents: the model has {slots} slots")
+        if documents < slots and self.null is None:
+            raise ValueError(
+                f"a context of {documents} documents: the model has no null vector to fill its "
+                f"{slots} slots with; pass {slots}"
+            )
 
     def forward(self, context: Tensor, texts: int) -> Prefix:
         """Return the prefix of ``texts`` texts; in training every text drops slots at random.

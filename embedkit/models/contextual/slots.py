@@ -21,12 +21,7 @@ class InitializedSlots(prefix.Slots):
                 vectors.data = 0.01 * torch.randn(vectors.shape)
 
     def check(self, documents: int) -> None:
-        """Raise UserError for more documents than slots, or fewer without a null vector."""
-        slots = self._config.num_context
-        if documents > slots:
-            raise UserError(f"a context of {documents} documents: the model has {slots} slots")
-        if documents < slots and self.null is None:
-            raise UserError(
-                f"a context of {documents} documents: the model has no null vector to fill its "
-                f"{slots} slots with; pass {slots}"
-            )
+        try:
+            super().check(documents)
+        except ValueError as error:
+            raise UserError(str(error)) from None
