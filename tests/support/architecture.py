@@ -42,7 +42,8 @@ def modules_imported(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: write imports in full"
+            # Code that runs without the package names only its neighbour.
+            assert node.level == 0 or path.name == "modeling_contextual.py", path
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 

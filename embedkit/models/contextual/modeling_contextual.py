@@ -28,6 +28,7 @@ from sentence_transformers.base.modules import InputModule
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
+# Relative, since this file and its neighbour are copied into folders that hold no package.
 from .prefix import Slots, prefixed_inputs, two_layers
 
 
