@@ -13,7 +13,6 @@ import pytest
 
 from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.pairs.records import Record, Records, open_records
-from embedkit.data.sources import streams
 from embedkit.errors import DataError, UserError
 from embedkit.storage import cache
 
@@ -155,8 +154,7 @@ def test_empty_rows_are_dropped_on_demand_and_filtered_rows_are_not_looked_at() 
     assert records.take(range(len(records))) == [Record("a", "A")]
 
 
-def test_the_first_of_equal_pairs_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_AT_ONCE", 3)
+def test_the_first_of_equal_pairs_is_kept() -> None:
     numbers = [3, 1, 1, 4, 3, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
     rows = [{"query": f"q{n}", "positive": "p", "label": place} for place, n in enumerate(numbers)]
     records = Records.from_rows(rows, deduplicate=True)
