@@ -26,6 +26,7 @@ def markdown(table: BatchTable, comparisons: Sequence[Comparison]) -> str:
     """Return the report as a page, which names the hash of its table."""
     surrogate, settings = table.header["surrogate"], table.header["settings"]
     shown = ", ".join(f"{key} {value}" for key, value in settings.items())
+    count = sum(map(len, table.sources.values()))
     rows = [row for comparison in comparisons for row in rows_of(comparison)]
     frame = [_COLUMNS, ("---",) * 2 + ("---:",) * (len(_COLUMNS) - 2)]
     lines = [
@@ -33,8 +34,8 @@ def markdown(table: BatchTable, comparisons: Sequence[Comparison]) -> str:
         "",
         f"Table {table.hash}",
         "",
-        f"{table.num_batches} batches of {len(table.sources)} sources; surrogate "
-        f"{surrogate['name']} ({surrogate['identity'][:12]}); {shown}.",
+        f"{count} batches of {len(table.sources)} sources; surrogate {surrogate['name']} "
+        f"({surrogate['identity'][:12]}); {shown}.",
         "",
         *(f"| {' | '.join(row)} |" for row in [*frame, *rows]),
         "",

@@ -118,11 +118,6 @@ class BatchTable:
         """Hash of the rows, the surrogate, the settings and the batches themselves."""
         return str(self.header["hash"])
 
-    @property
-    def num_batches(self) -> int:
-        """Number of batches of all sources."""
-        return sum(map(len, self.sources.values()))
-
     def check(self, records: Sequence[Records], batch_sizes: Sequence[int]) -> None:
         """Verify that the batches were made of these rows, in these sizes.
 

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from embedkit.config import Section
 from embedkit.errors import DataError
@@ -145,23 +145,18 @@ _OneOrMore = BeforeValidator(_tuple, json_schema_input_type=str | list[str])
 Names = Annotated[tuple[str, ...], _OneOrMore]
 PathText = Annotated[str, AfterValidator(lambda text: ColumnPath(text).text)]
 PathTexts = Annotated[tuple[PathText, ...], _OneOrMore]
+SomePathTexts = Annotated[PathTexts, Field(min_length=1)]
 FilterText = Annotated[str, AfterValidator(lambda text: RowFilter(text).text)]
 
 
 class TextColumns(Section):
     """Paths to the values of a row that make its text: ``a``, ``a.b``, ``a[0]``, ``a[].b``."""
 
-    text: PathTexts = ("text",)
+    text: SomePathTexts = ("text",)
     """One or several paths to the text. Several texts are joined, each on a line of its own; empty
     ones are left out."""
     concept: PathText | None = None
     """Path to the concept that the row is about. Concepts are held out whole."""
-
-    @model_validator(mode="after")
-    def _some_text(self) -> Self:
-        if not self.text:
-            raise ValueError("text names no column")
-        return self
 
 
 class Columns(Section):
@@ -170,10 +165,10 @@ class Columns(Section):
     For a part that is not named here, the columns that are called like it are taken.
     """
 
-    query: PathTexts = ("query",)
+    query: SomePathTexts = ("query",)
     """One or several paths to the query. Several texts are joined by a space; empty ones are left
     out."""
-    positive: PathTexts = ("positive",)
+    positive: SomePathTexts = ("positive",)
     """One or several paths to the positive. Several texts are joined as those of ``query``; a
     single path with ``[]`` gives several texts, which make a row each."""
     negatives: PathTexts = ()
@@ -192,9 +187,7 @@ class Columns(Section):
     name, since only a loss that goes by scores may train on it."""
 
     @model_validator(mode="after")
-    def _some_text(self) -> Self:
-        if not self.query or not self.positive:
-            raise ValueError("query and positive name a column each, or several")
+    def _named_negatives(self) -> Self:
         if "negatives" in self.model_fields_set and not self.negatives:
             raise ValueError(
                 'negatives names no column: leave it out, or for none set ignore = ["negatives"]'

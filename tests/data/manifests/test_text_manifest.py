@@ -59,7 +59,7 @@ def test_one_column_or_several_make_the_text(tmp_path: Path) -> None:
         (TEXT + 'prompts = { query = "q" }', r"mine\.toml: prompts: there is no such key"),
         (TEXT + 'name = "other"', r"mine\.toml: name: take it out"),
         (TEXT + "held_out = { share = 1.0 }", r"held_out\.share: Input should be less than 1"),
-        (FILES + "columns = { text = [] }", r"columns: text names no column"),
+        (FILES + "columns = { text = [] }", r"columns\.text: Value should have at least 1 item"),
         (FILES + 'columns = { text = "a[x]" }', r"columns\.text\.0: 'a\[x\]' is no column path"),
     ],
 )
