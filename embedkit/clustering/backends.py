@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embedkit import rng
 from embedkit.clustering.settings import BackendName
-from embedkit.errors import ArgumentError
+from embedkit.data.faiss_library import load_faiss, moved, runs_on
 
 _ITERATIONS = 10
 SAMPLED = 256
@@ -58,18 +58,9 @@ class FaissBackend:
     name: BackendName = "faiss"
 
     def __init__(self, device: torch.device) -> None:
-        try:
-            import faiss
-        except ImportError:
-            reason = (
-                'faiss is not installed: pip install "embedkit-neobert[faiss]" (with a GPU: '
-                "[gpu]), or take torch"
-            )
-            raise ArgumentError(("backend", reason)) from None
+        self._faiss = load_faiss("backend")
         # faiss has one distribution for GPUs and another for CPUs.
-        on_gpu = device.type == "cuda" and faiss.get_num_gpus() > 0
-        self.device = device if on_gpu else torch.device("cpu")
-        self._faiss = faiss
+        self.device = device if runs_on(self._faiss, device) else torch.device("cpu")
 
     def train(self, points: Tensor, num: int, *, seed: int) -> Tensor:
         kmeans = self._faiss.Kmeans(
@@ -95,11 +86,7 @@ class FaissBackend:
 
     def _index(self, dims: int) -> Any:
         """Return an empty flat index on the device."""
-        index = self._faiss.IndexFlatIP(dims)
-        if self.device.type == "cpu":
-            return index
-        resources = self._faiss.StandardGpuResources()
-        return self._faiss.index_cpu_to_gpu(resources, self.device.index or 0, index)
+        return moved(self._faiss, self._faiss.IndexFlatIP(dims), self.device)
 
 
 Backend = TorchBackend | FaissBackend

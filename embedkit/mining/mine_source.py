@@ -7,13 +7,14 @@ from typing import Any, Unpack
 
 from embedkit.config import from_arguments
 from embedkit.data.exact_search import ExactSearch
+from embedkit.data.faiss_library import load_faiss
 from embedkit.data.pairs.records import Records, open_records
 from embedkit.errors import DataError
 from embedkit.mining.audit import Audit, inspect
 from embedkit.mining.candidates import find_candidates, recall
 from embedkit.mining.corpus import Exclusions, open_corpus
 from embedkit.mining.mined_source import RECORD, OutputFolder, write_manifest, write_pairs
-from embedkit.mining.search import IvfSearch, faiss_best, load_faiss, torch_best
+from embedkit.mining.search import IvfSearch, faiss_best, torch_best
 from embedkit.mining.settings import MiningOptions, MiningSettings
 from embedkit.mining.stored_vectors import stored_vectors
 from embedkit.models.embedder import Embedder
@@ -65,7 +66,7 @@ def mine(
     """
     settings = from_arguments(MiningSettings, options)
     if settings.search != "torch":
-        load_faiss()
+        load_faiss("search")
     records = source if isinstance(source, Records) else open_records(source)
     if not len(records):
         raise DataError(f"{records.name}: has no rows to mine negatives for")
@@ -125,8 +126,7 @@ def _mine(
         if search is not exact:
             audit.recall = recall(candidates, exact, queries, exclusions)
         remark = f"Negatives of {records.name} by {plan['model']['name']}: see {RECORD}."
-        manifest = pairs.with_suffix(".toml")
-        write_manifest(manifest, records, pairs, output / pairs.name, settings, remark)
+        write_manifest(records, pairs, output / pairs.name, settings, remark)
         record = {"plan": plan, "versions": versions_of(_PACKAGES), "audit": asdict(audit)}
         write_json(folder / RECORD, record)
     return audit

@@ -190,9 +190,9 @@ def write_pairs(
 
 
 def write_manifest(
-    path: Path, records: Records, pairs: Path, final: Path, settings: MiningSettings, remark: str
+    records: Records, pairs: Path, final: Path, settings: MiningSettings, remark: str
 ) -> None:
-    """Write the manifest of ``pairs``, a file that will be renamed to ``final``."""
+    """Write the manifest of ``pairs``, beside this file, which will be renamed to ``final``."""
     description = records.description.model_dump(mode="json", include=_KEPT, exclude_none=True)
     location, data = str(final), os.environ.get("EMBEDKIT_DATA")
     # Pairs below $EMBEDKIT_DATA are named relative to it, so that the folder may be moved.
@@ -208,4 +208,4 @@ def write_manifest(
     }
     if records.has_scores:
         tables["columns"] = {"score": "score"}
-    path.write_text(f"# {remark}\n{tomli_w.dumps(tables)}", encoding="utf-8")
+    pairs.with_suffix(".toml").write_text(f"# {remark}\n{tomli_w.dumps(tables)}", encoding="utf-8")

@@ -1,6 +1,5 @@
 """Search of the documents with the highest inner products: exact, or by faiss's inverted file."""
 
-import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -15,8 +14,8 @@ from torch import Tensor
 
 from embedkit import rng
 from embedkit.data.exact_search import Best, ExactSearch, best_by, dot_products, ordered
+from embedkit.data.faiss_library import load_faiss, moved, runs_on
 from embedkit.distributed.progress import track_progress
-from embedkit.errors import UserError
 from embedkit.mining.corpus import Ids
 from embedkit.mining.settings import MiningSettings
 from embedkit.storage.atomic import written_aside
@@ -34,25 +33,10 @@ torch_best = best_by(dot_products)
 """Search of a block by a matrix product and a partial sort."""
 
 
-def load_faiss() -> Any:
-    """Return the module faiss.
-
-    Raises:
-        UserError: faiss is not installed.
-    """
-    try:
-        return importlib.import_module("faiss")
-    except ImportError:
-        raise UserError(
-            'faiss is not installed: pip install "embedkit-neobert[faiss]", or [gpu], or search '
-            "with torch"
-        ) from None
-
-
 def faiss_best(device: torch.device) -> Best:
     """Return faiss's own exact search of a block, which runs on a GPU if its build supports one."""
-    faiss = load_faiss()
-    gpu = (faiss.StandardGpuResources(),) if _on_gpu(faiss, device) else ()
+    faiss = load_faiss("search")
+    gpu = (faiss.StandardGpuResources(),) if runs_on(faiss, device) else ()
 
     def best(queries: Tensor, documents: Tensor, count: int) -> tuple[Tensor, Tensor]:
         if gpu and count > _GPU_COUNT:
@@ -77,7 +61,7 @@ class IvfSearch:
     def __init__(
         self, vectors: NDArray[Any], folder: Path, settings: MiningSettings, device: torch.device
     ) -> None:
-        self._faiss, self._vectors = load_faiss(), vectors
+        self._faiss, self._vectors = load_faiss("search"), vectors
         folder.mkdir(exist_ok=True)
         most = max(1, len(vectors) // _TRAINED_ON)
         self.lists = min(settings.lists or 4 * round(len(vectors) ** 0.5), most)
@@ -85,12 +69,9 @@ class IvfSearch:
         whole = folder / "whole.index"
         if not whole.exists():
             self._build(whole, folder, settings.seed)
-        self._index = self._faiss.read_index(str(whole))
-        self._index.nprobe = self.probes
-        self._gpu = _on_gpu(self._faiss, device)
-        if self._gpu:
-            resources = self._faiss.StandardGpuResources()
-            self._index = self._faiss.index_cpu_to_gpu(resources, 0, self._index)
+        index = self._faiss.read_index(str(whole))
+        index.nprobe = self.probes
+        self._index, self._gpu = moved(self._faiss, index, device), runs_on(self._faiss, device)
 
     def top(self, queries: Scores, count: int) -> tuple[Scores, Ids]:
         """Return documents of each query as ``ExactSearch.top`` does."""
@@ -153,7 +134,3 @@ def _stdout_to_stderr() -> Iterator[None]:
     finally:
         os.dup2(stdout, 1)
         os.close(stdout)
-
-
-def _on_gpu(faiss: Any, device: torch.device) -> bool:
-    return device.type == "cuda" and getattr(faiss, "get_num_gpus", int)() > 0

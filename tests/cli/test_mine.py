@@ -6,8 +6,8 @@ from embedkit_cli.app import app, main
 from support.small_runs import write_source
 from typer.testing import CliRunner
 
+from embedkit.data.faiss_library import load_faiss
 from embedkit.errors import UserError
-from embedkit.mining.search import load_faiss
 
 
 def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -78,5 +78,7 @@ def test_faiss_that_is_not_installed_is_told_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(UserError, match=r'pip install "embedkit-neobert\[faiss\]"'):
-        load_faiss()
+    with pytest.raises(
+        UserError, match=r'search: faiss is not .* pip install "embedkit-neobert\[faiss\]"'
+    ):
+        load_faiss("search")
