@@ -190,10 +190,8 @@ def verify(
             hub.resolve(str(model)),
             _select(tasks, resolved, Path(folder), settings),
             summary,
+            settings,
             count=count,
-            data_dir=settings.mirror,
-            max_tokens=settings.max_tokens,
-            truncate_dim=settings.truncate_dim,
         )
 
 

@@ -81,14 +81,11 @@ def read_run(folder: Path) -> Run:
     Raises:
         UserError: the folder holds no evaluation.
     """
-    whole, within = folder.resolve(), folder.resolve().parent
-    # An evaluation within a run is named after both.
-    evaluation = f"{within.parent.name} {whole.name}" if within.name == "eval" else whole.name
-    for name, path in ((evaluation, folder), (whole.name, folder / "eval" / "after")):
+    for path in (folder, folder / "eval" / "after"):
         summary = path / "summary.json"
         if summary.is_file():
             try:
-                return Run(name, path, Summary.read(summary))
+                return Run(_name(folder.resolve()), path, Summary.read(summary))
             except ValueError:
                 raise UserError(f"{summary}: is no summary of an evaluation") from None
     raise UserError(
@@ -111,6 +108,10 @@ def read_group(pattern: str) -> Group:
     if len(folders) < 2:
         matching = f"only {folders[0]} matches" if folders else "no folder matches"
         raise UserError(f"{pattern}: {matching}; give a pattern of several runs, in quotes")
-    within = path.parent
-    name = f"{within.parent.name} {path.name}" if within.name == "eval" else path.name
-    return Group(name, tuple(read_run(folder) for folder in folders))
+    return Group(_name(path), tuple(read_run(folder) for folder in folders))
+
+
+def _name(folder: Path) -> str:
+    """Return the name of a run; an evaluation within one is named after both."""
+    run = folder.parent.parent.name
+    return f"{run} {folder.name}" if folder.parent.name == "eval" else folder.name

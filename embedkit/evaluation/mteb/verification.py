@@ -21,6 +21,7 @@ from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb import stock_scores
 from embedkit.evaluation.mteb.mirror import with_local_data
 from embedkit.evaluation.mteb.text_statistics import corpus_of
+from embedkit.evaluation.settings import EvaluationSettings
 from embedkit.evaluation.summary import Summary, TaskScore
 from embedkit.evaluation.tables import as_text
 from embedkit.models.contextual.export import is_own_code
@@ -73,11 +74,9 @@ def verify_scores(
     folder: str,
     tasks: Sequence[AbsTask],
     summary: Summary,
+    settings: EvaluationSettings,
     *,
     count: int,
-    data_dir: Path | None = None,
-    max_tokens: int | None = None,
-    truncate_dim: int | None = None,
 ) -> Verification:
     """Score tasks of ``summary`` again, in a process that does not import embedkit.
 
@@ -86,10 +85,8 @@ def verify_scores(
         folder: its folder or hub id, which sentence-transformers opens.
         tasks: tasks from ``select_tasks``.
         summary: the scores to verify.
+        settings: those of the evaluation.
         count: number of tasks: those that took the least time. A mean of several is left out.
-        data_dir: mirror of the evaluation.
-        max_tokens: length limit of the evaluation.
-        truncate_dim: number of dimensions of the evaluation.
 
     Raises:
         UserError: no task has a score, the folder needs code that embedkit did not write, or the
@@ -104,27 +101,23 @@ def verify_scores(
     if not scored:
         raise UserError("verify: none of the tasks has a score of its own")
     scored.sort(key=lambda pair: pair[0].seconds or 0.0)
-    request = {
-        "model": folder,
-        "device": distributed.local_device().type,
-        "trust_remote_code": isinstance(encoder, ContextualEncoder) and _needs_own_code(folder),
-        "max_tokens": max_tokens,
-        "truncate_dim": truncate_dim,
-        "tasks": [_described(*pair, encoder, data_dir) for pair in scored[:count]],
-    }
-    theirs = _scored_elsewhere(request)
-    scores = {name: (summary.scores[name].score, theirs[name]) for name in theirs}
-    return Verification(summary.model, summary.dtype, scores)
-
-
-def _needs_own_code(folder: str) -> bool:
-    """Return true, or raise UserError for code that embedkit did not write, which is not run."""
-    if not is_own_code(fetched(folder)):
+    contextual = isinstance(encoder, ContextualEncoder)
+    if contextual and not is_own_code(fetched(folder)):
         raise UserError(
             f"verify: {folder} needs code that this version of embedkit did not write, and which "
             "is therefore not run; embedkit export --to sentence-transformers writes it anew"
         )
-    return True
+    request = {
+        "model": folder,
+        "device": distributed.local_device().type,
+        "trust_remote_code": contextual,
+        "max_tokens": settings.max_tokens,
+        "truncate_dim": settings.truncate_dim,
+        "tasks": [_described(*pair, encoder, settings.mirror) for pair in scored[:count]],
+    }
+    theirs = _scored_elsewhere(request)
+    scores = {name: (summary.scores[name].score, theirs[name]) for name in theirs}
+    return Verification(summary.model, summary.dtype, scores)
 
 
 def _described(
