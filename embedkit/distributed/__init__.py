@@ -2,7 +2,8 @@
 
 # mypy: implicit-reexport
 # ruff: noqa: F401
-from embedkit.distributed.leading import Part, RankFailedError, lead, together
+from embedkit.distributed.job_queue import JobQueue
+from embedkit.distributed.leading import Part, RankFailedError, apart, helpers, lead, together
 from embedkit.distributed.ranks import (
     PATIENCE,
     any_rank,

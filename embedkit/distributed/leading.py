@@ -1,7 +1,7 @@
 """Work that rank 0 leads: the other ranks wait, and take their share in what it asks for."""
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from threading import Event
 from typing import Any, NamedTuple, TypeVar
 
@@ -57,10 +57,15 @@ def lead(work: Callable[[], ResultT], own: Any) -> ResultT:
     if world_size() == 1:
         return work()
     while not is_main() and (request := on_main(_end)) is not None:
+        serve, arguments = request
         with suppress(RankFailedError):  # Rank 0 decides what becomes of the failure.
-            function, arguments = request
-            _take_share(function, own, arguments)
+            serve(own, *arguments)
     return on_main(led)
+
+
+def helpers() -> int:
+    """Return how many other ranks take a share of what this rank asks for by ``together``."""
+    return world_size() - 1 if _leading.is_set() else 0
 
 
 def together(function: Work, own: Any, *arguments: Any) -> tuple[Tensor, ...]:
@@ -73,11 +78,26 @@ def together(function: Work, own: Any, *arguments: Any) -> tuple[Tensor, ...]:
     """
     if not _leading.is_set():
         return function(own, Part(0, 1), *arguments)
+    on_main(lambda: (_take_share, (function, *arguments)))
+    return _take_share(own, function, *arguments)
+
+
+@contextmanager
+def apart(function: Callable[..., None], *arguments: Any) -> Iterator[None]:
+    """Within the block, have the other ranks call a function, while each rank works alone.
+
+    The function gets a rank's own object and the arguments; it is pickled by its name. The next
+    ``together`` waits until the other ranks have returned from it.
+    """
     on_main(lambda: (function, arguments))
-    return _take_share(function, own, arguments)
+    _leading.clear()
+    try:
+        yield
+    finally:
+        _leading.set()
 
 
-def _take_share(function: Work, own: Any, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def _take_share(own: Any, function: Work, *arguments: Any) -> tuple[Tensor, ...]:
     error, cause = None, ""
     try:
         rows = function(own, Part(rank(), world_size()), *arguments)

@@ -51,7 +51,7 @@ def evaluate(
 ) -> Summary:
     """Score a model on mteb tasks; what is scored already in ``output`` is not scored again.
 
-    Under torchrun all ranks encode, and rank 0 alone writes.
+    Under torchrun all ranks score tasks, into one ``output`` that all of them see.
 
     Args:
         model: a hub id, a folder, ``package:<distribution>/<path>``, an alias, or a loaded model.
@@ -100,10 +100,6 @@ def score(
         if settings.cache_bytes is not None:
             kept = VectorCache(cache.root() / "vectors", settings.cache_bytes)
 
-        def around(inner: TextEncoder) -> TextEncoder:
-            whole = CachedEncoder(inner, kept) if kept else inner
-            return Truncated(whole, settings.truncate_dim) if settings.truncate_dim else whole
-
         chosen = tasks()
         instructions = _instructions(settings, chosen)
         warn_of_prompts(model, chosen, instructions)
@@ -111,7 +107,7 @@ def score(
             encoder,
             chosen,
             output,
-            around=around,
+            around=partial(_wrapped, kept=kept, dimensions=settings.truncate_dim),
             instructions=instructions,
             dtype=str(model.autocast or "float32").removeprefix("torch."),
             data_dir=settings.mirror,
@@ -227,6 +223,12 @@ def _instructions(settings: EvaluationSettings, tasks: Sequence[AbsTask]) -> Ins
     instructions = Instructions.asked_for(settings.instructions)
     instructions.check([part for task in tasks for part in leaves(task)])
     return instructions
+
+
+def _wrapped(encoder: TextEncoder, kept: VectorCache | None, dimensions: int | None) -> TextEncoder:
+    """Return the encoder with its vectors kept, if asked for, and then shortened, if asked for."""
+    whole = CachedEncoder(encoder, kept) if kept else encoder
+    return Truncated(whole, dimensions) if dimensions else whole
 
 
 @contextmanager

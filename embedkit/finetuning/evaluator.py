@@ -20,8 +20,8 @@ from embedkit.training.interfaces import Stop
 class Evaluator:
     """Scores a model that is being trained, into ``folder``, which is ``eval/`` of its run.
 
-    It is called on every rank: all encode, and rank 0 scores and writes. A two-stage model reads a
-    context of each task's own documents, drawn alike at every evaluation.
+    It is called on every rank: all score tasks, and rank 0 writes the summary. A two-stage model
+    reads a context of each task's own documents, drawn alike at every evaluation.
     """
 
     settings: Evaluation

@@ -178,7 +178,7 @@ def _rounds(batches: Sequence[Rows], tokens: Rows) -> list[Rows]:
     """Join successive batches of texts with so many ``tokens`` into rounds of whole batches."""
     if not batches:
         return []
-    most = _ROUND_TOKENS * distributed.world_size()
+    most = _ROUND_TOKENS * (1 + distributed.helpers())
     sizes = np.array([tokens[rows].sum() for rows in batches])
     rounds = (np.cumsum(sizes) - sizes) // most
     starts = np.flatnonzero(np.diff(rounds, prepend=-1)).tolist()

@@ -59,6 +59,10 @@ class VectorCache:
         self._lock = FileLock(folder / ".lock")
         self._groups: dict[str, _Group] = {}
 
+    def __reduce__(self) -> tuple[type["VectorCache"], tuple[Path, int]]:
+        """Pickle the cache for another rank, which opens the folder itself."""
+        return VectorCache, (self._folder, self._max_bytes)
+
     def find(
         self, identity: str, prompt: str, keys: Keys
     ) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from mteb.abstasks import AbsTaskRetrieval
 from mteb.abstasks.abstask import AbsTask
 from numpy.typing import NDArray
 from rich.table import Column, Table
@@ -18,7 +17,7 @@ from embedkit.evaluation.mteb.instructions import NO_INSTRUCTIONS, Instructions
 from embedkit.evaluation.mteb.mirror import with_local_data
 from embedkit.evaluation.mteb.speed import pairs_per_second, prose, tokens_per_second
 from embedkit.evaluation.mteb.task_prompts import resolve_prompts
-from embedkit.evaluation.mteb.task_selection import leaves
+from embedkit.evaluation.mteb.task_selection import leaves, searches_corpus
 from embedkit.evaluation.mteb.text_statistics import Part, published, texts_of
 from embedkit.evaluation.progress import progress_of, quiet_libraries
 from embedkit.evaluation.tables import as_text
@@ -199,7 +198,7 @@ class _Counter:
 
 def _pairs(task: AbsTask, sizes: _Sizes) -> int:
     """Return the number of pairs that the searches of a task compare; reranking compares few."""
-    if not isinstance(task, AbsTaskRetrieval) or task.metadata.type == "Reranking":
+    if not searches_corpus(task):
         return 0
     parts = {part for part, _ in sizes}
     return sum(sizes[part, "query"] * sizes[part, "document"] for part in parts)

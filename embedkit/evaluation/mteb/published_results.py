@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from mteb.cache import ResultCache
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.results import TaskResult
@@ -25,7 +26,7 @@ class PublishedResults:
     without an organization gets ``embedkit``, because mteb demands one.
 
     ``model_meta.json`` lacks what embedkit does not know of a model, such as its licence and
-    languages. What a user adds there is kept.
+    languages. What a user adds there is kept. Several processes may write to one folder.
 
     Raises:
         UserError: the ``model_meta.json`` that is there has a value that mteb does not accept.
@@ -51,13 +52,20 @@ class PublishedResults:
         }
         empty = ModelMeta.create_empty(known)
         path = self._cache.get_task_result_path("any", empty).with_name("model_meta.json")
-        self._meta = _stored(path, known) or empty.model_copy(
-            update={"release_date": datetime.now(UTC).date().isoformat()}
-        )
+        with self._locked():
+            self._meta = _stored(path, known) or empty.model_copy(
+                update={"release_date": datetime.now(UTC).date().isoformat()}
+            )
 
     def keep(self, result: TaskResult, settings: Mapping[str, Any]) -> None:
         """Write the result of a task, and in ``run_settings.jsonl`` what it was measured with."""
-        self._cache.save_to_cache(result, self._meta, encode_kwargs=settings)
+        with self._locked():
+            self._cache.save_to_cache(result, self._meta, encode_kwargs=settings)
+
+    def _locked(self) -> FileLock:
+        """Return a lock of the folder, whose files mteb reads and writes again for each task."""
+        self._cache.cache_path.mkdir(parents=True, exist_ok=True)
+        return FileLock(self._cache.cache_path / ".lock")
 
 
 def _stored(path: Path, known: Mapping[str, Any]) -> ModelMeta | None:

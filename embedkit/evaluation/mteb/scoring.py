@@ -1,21 +1,25 @@
-"""``evaluate`` scores a model on mteb's tasks, one after another."""
+"""``evaluate`` scores a model on mteb's tasks, and records their outcomes as they come."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mteb.abstasks.abstask import AbsTask
-from mteb.cache import ResultCache
 
 from embedkit.errors import UserError
 from embedkit.evaluation.encoding.encoders import TextEncoder
 from embedkit.evaluation.encoding.in_context import ContextualEncoder
 from embedkit.evaluation.mteb.instructions import NO_INSTRUCTIONS, Instructions
-from embedkit.evaluation.mteb.published_results import PublishedResults
-from embedkit.evaluation.mteb.task_scorer import TaskScorer, reason
+from embedkit.evaluation.mteb.sharing import Outcome, ScorerOf, outcomes
+from embedkit.evaluation.mteb.task_scorer import TaskScorer
 from embedkit.evaluation.progress import print_line, progress_of, quiet_libraries
 from embedkit.evaluation.summary import EvaluationInterrupted, Summary
 from embedkit.storage.versions import versions_of
+
+
+def _as_it_is(encoder: TextEncoder) -> TextEncoder:
+    return encoder
 
 
 def evaluate(
@@ -23,7 +27,7 @@ def evaluate(
     tasks: Sequence[AbsTask],
     output: Path,
     *,
-    around: Callable[[TextEncoder], TextEncoder] = lambda encoder: encoder,
+    around: Callable[[TextEncoder], TextEncoder] = _as_it_is,
     instructions: Instructions = NO_INSTRUCTIONS,
     dtype: str = "float32",
     data_dir: Path | None = None,
@@ -42,7 +46,8 @@ def evaluate(
             ``output/contexts`` and recorded in the summary.
         tasks: tasks from ``select_tasks``.
         output: folder of the results; one folder can hold those of many models.
-        around: wraps the encoder in a cache or the like; a contextual one within its context.
+        around: wraps the encoder in a cache or the like; a contextual one within its context. It is
+            pickled for the other ranks.
         instructions: prefixes that the user asks for, which replace the model's own.
         dtype: precision of the model, for the record.
         data_dir: folder that mteb's tasks read instead of the hub: see ``with_local_data``.
@@ -54,34 +59,30 @@ def evaluate(
     """
     if not tasks:
         raise UserError("no task to evaluate on: name a benchmark, tasks or folders of tasks")
-    wrapped = around(encoder)
-    identity = wrapped.identity
-    published = PublishedResults(output / "mteb", wrapped, instructions.prefixes, identity)
-    scorer = TaskScorer(
-        encoder=encoder,
+    scorer_of: ScorerOf = partial(
+        TaskScorer.of,
         around=around,
-        wrapped=wrapped,
-        identity=identity,
-        cache=ResultCache(output),
-        published=published,
+        output=output,
         instructions=instructions,
         data_dir=data_dir,
         dtype=dtype,
     )
+    scorer = scorer_of(encoder)
     types = {task.metadata.name: str(task.metadata.type) for task in tasks}
     versions = versions_of(("embedkit-neobert", "mteb", "torch"))
-    revision, path = published.revision, output / "summary.json"
-    summary = Summary(wrapped.name, identity, dtype, types, {}, {}, versions, revision)
+    revision, path = scorer.published.revision, output / "summary.json"
+    model = scorer.wrapped.name
+    summary = Summary(model, scorer.identity, dtype, types, {}, {}, versions, revision)
     with quiet_libraries(), progress_of(len(tasks)) as progress:
         if remark := summary.replaces(path):
             print_line(progress.console, f"note: {remark}")
+
+        def begin(name: str) -> None:
+            progress.update(progress.task_ids[0], description=name)
+
         try:
-            for task in tasks:
-                if stop():
-                    break
-                name = task.metadata.name
-                progress.update(progress.task_ids[0], description=name)
-                summary = _with_score(summary, task, scorer)
+            for name, outcome in outcomes(tasks, scorer, scorer_of, begin=begin, stop=stop):
+                summary = _with_outcome(summary, name, outcome)
                 summary.merge_into(path)
                 print_line(progress.console, f"{name}: {summary.outcome(name)}")
                 progress.advance(progress.task_ids[0])
@@ -90,11 +91,9 @@ def evaluate(
     return summary
 
 
-def _with_score(summary: Summary, task: AbsTask, scorer: TaskScorer) -> Summary:
-    """Return the summary with the task's score, or with the reason why it has none."""
-    name = task.metadata.name
-    try:
-        score, _ = scorer.score(task)
-    except Exception as error:  # One failing task must not lose the others.
-        return replace(summary, failed={**summary.failed, name: reason(error)})
-    return replace(summary, scores={**summary.scores, name: score})
+def _with_outcome(summary: Summary, name: str, outcome: Outcome) -> Summary:
+    """Return the summary with a task's outcome; scores are in the order of the tasks."""
+    if isinstance(outcome, str):
+        return replace(summary, failed={**summary.failed, name: outcome})
+    scores = {**summary.scores, name: outcome}
+    return replace(summary, scores={task: scores[task] for task in summary.tasks if task in scores})

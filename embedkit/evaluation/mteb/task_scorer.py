@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import mteb
 import numpy as np
@@ -53,6 +53,36 @@ class TaskScorer:
     instructions: Instructions
     data_dir: Path | None
     dtype: str
+
+    @classmethod
+    def of(
+        cls,
+        encoder: TextEncoder | ContextualEncoder,
+        *,
+        around: Callable[[TextEncoder], TextEncoder],
+        output: Path,
+        instructions: Instructions,
+        data_dir: Path | None,
+        dtype: str,
+    ) -> Self:
+        """Return a scorer that keeps its results in ``output``.
+
+        Raises:
+            UserError: the ``model_meta.json`` of earlier results has a value that mteb refuses.
+        """
+        wrapped = around(encoder)
+        identity = wrapped.identity
+        return cls(
+            encoder=encoder,
+            around=around,
+            wrapped=wrapped,
+            identity=identity,
+            cache=ResultCache(output),
+            published=PublishedResults(output / "mteb", wrapped, instructions.prefixes, identity),
+            instructions=instructions,
+            data_dir=data_dir,
+            dtype=dtype,
+        )
 
     def score(self, task: AbsTask) -> tuple[TaskScore, TaskResult]:
         """Score a task, and publish its result."""

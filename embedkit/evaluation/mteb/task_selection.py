@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import mteb
+from mteb.abstasks import AbsTaskRetrieval
 from mteb.abstasks.abstask import AbsTask
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 
@@ -43,6 +44,14 @@ def select_tasks(
 def leaves(task: AbsTask) -> list[AbsTask]:
     """Return the tasks that an aggregate is the mean of, or the task itself."""
     return list(task.metadata.tasks) if isinstance(task, AbsTaskAggregate) else [task]
+
+
+def searches_corpus(task: AbsTask) -> bool:
+    """Return whether a task, or a part of it, compares its queries with a whole corpus."""
+    return any(
+        isinstance(part, AbsTaskRetrieval) and part.metadata.type != "Reranking"
+        for part in leaves(task)
+    )
 
 
 def known_tasks(wanted: Evaluation) -> list[AbsTask]:

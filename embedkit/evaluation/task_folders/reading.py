@@ -119,8 +119,10 @@ def _task(folder: Path, name: str, wanted: str, settings: Mapping[str, Any]) -> 
             "main_score": metric,
         }
     )
-    # A class for each folder, because mteb stores what describes a task on its class.
+    # A class for each folder, because mteb stores what describes a task on its class. A task is
+    # pickled for another rank, which reads the folder itself.
     attributes |= {"metadata": metadata, "own_prompts": prompts, "data_loaded": True}
+    attributes["__reduce__"] = lambda _: (_task, (folder, name, wanted, settings))
     task: AbsTask = type(kind.base.__name__, (kind.base,), attributes)()
     return task
 
