@@ -170,19 +170,22 @@ class Summary:
     def merge_into(self, path: Path) -> None:
         """Write this summary, with the other tasks that the file has of the same ``revision``.
 
-        Several processes may do so with one file.
+        Scores are in the order of the tasks. Several processes may do so with one file.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
             merged, held = self, _held(path)
             if held and held.revision == self.revision:
+                tasks = {**held.tasks, **self.tasks}
                 # A task that failed once may have a score now, and the other way round.
                 scores, failed = {**held.scores, **self.scores}, {**held.failed, **self.failed}
+                scored = scores.keys() - self.failed.keys()
+                lost = failed.keys() - self.scores.keys()
                 merged = replace(
                     self,
-                    tasks={**held.tasks, **self.tasks},
-                    scores={task: scores[task] for task in scores if task not in self.failed},
-                    failed={task: failed[task] for task in failed if task not in self.scores},
+                    tasks=tasks,
+                    scores={task: scores[task] for task in tasks if task in scored},
+                    failed={task: failed[task] for task in tasks if task in lost},
                 )
             merged.write(path)
 
