@@ -1,6 +1,7 @@
 """``evaluate`` scores a model on mteb's tasks, and records their outcomes as they come."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,11 +82,13 @@ def evaluate(
             progress.update(progress.task_ids[0], description=name)
 
         try:
-            for name, outcome in outcomes(tasks, scorer, scorer_of, begin=begin, stop=stop):
-                summary = _with_outcome(summary, name, outcome)
-                summary.merge_into(path)
-                print_line(progress.console, f"{name}: {summary.outcome(name)}")
-                progress.advance(progress.task_ids[0])
+            # Closed at once when the summary cannot be written: other ranks begin no more tasks.
+            with closing(outcomes(tasks, scorer, scorer_of, begin=begin, stop=stop)) as scored:
+                for name, outcome in scored:
+                    summary = _with_outcome(summary, name, outcome)
+                    summary.merge_into(path)
+                    print_line(progress.console, f"{name}: {summary.outcome(name)}")
+                    progress.advance(progress.task_ids[0])
         except KeyboardInterrupt as interrupt:
             raise EvaluationInterrupted(summary, *interrupt.args) from None
     return summary

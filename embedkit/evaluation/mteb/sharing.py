@@ -3,7 +3,7 @@
 import math
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def outcomes(
     *,
     begin: Callable[[str], None],
     stop: Callable[[], bool],
-) -> Iterator[tuple[str, Outcome]]:
+) -> Generator[tuple[str, Outcome], None, None]:
     """Yield the names of tasks with their outcomes, as these come.
 
     Where other ranks help rank 0, each task that searches no corpus is scored by one rank alone, at

@@ -15,6 +15,7 @@ from support.ranks import run_on_ranks
 from support.task_folders import write_task
 
 from embedkit import distributed
+from embedkit.errors import UserError
 from embedkit.evaluation.encoding.encoders import DistributedEncoder
 from embedkit.evaluation.mteb.scoring import evaluate
 from embedkit.evaluation.mteb.task_scorer import TaskScorer
@@ -166,3 +167,18 @@ def interrupt_rank_0(folder: Path, model: Path) -> None:
     assert summary.scores
     assert "retrieval" in summary.missing
     assert Summary.read(folder / "together/summary.json").scores == summary.scores
+
+
+def test_a_mistake_of_the_user_ends_all_ranks(folder: Path, tiny_model: Path) -> None:
+    run_on_ranks(2, refuse_the_summary, folder, tiny_model)
+
+
+def refuse_the_summary(folder: Path, model: Path) -> None:
+    def refuse(*_: object) -> None:
+        raise UserError("is no summary")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Summary, "merge_into", refuse)
+        with pytest.raises(UserError, match="is no summary"):
+            score_on_ranks(folder, model, patch)
+    assert distributed.helpers() == 0
