@@ -145,8 +145,9 @@ def shares(recipe: RecipeName, steps: Steps = None, rows: Rows = []) -> None:
     sources = api.sampling_shares(api.load_recipe(recipe), steps=steps, rows=given)
     typer.echo("source\trows\tbatch\texpected\tdrawn\tsteps\tstandard deviations\tpasses")
     for share in sources:
+        source = share.source
         typer.echo(
-            f"{share.source}\t{share.rows:,}\t{share.batch_size}\t{share.expected:.2%}"
+            f"{source.name}\t{source.rows:,}\t{source.batch_size}\t{share.expected:.2%}"
             f"\t{share.drawn:.2%}\t{share.steps}\t{share.deviations:+.1f}\t{share.passes:.2f}"
         )
 

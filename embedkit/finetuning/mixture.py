@@ -128,9 +128,7 @@ def _batches_per_step(recipe: Recipe, ranks: int) -> int:
 class SourceShare:
     """Frequency with which a run reads one source."""
 
-    source: str
-    rows: int
-    batch_size: int
+    source: Source
     expected: float
     """Share of the steps that the source may expect."""
     steps: int
@@ -180,16 +178,9 @@ def sampling_shares(
     counts, passes = sampler.steps_of_sources(), sampler.passes()
     shares = []
     for source, expected, count, read in zip(sources, mixture.shares, counts, passes, strict=True):
-        spread = (recipe.steps * expected * (1 - expected)) ** 0.5
-        share = SourceShare(
-            source=source.name,
-            rows=source.rows,
-            batch_size=source.batch_size,
-            expected=expected,
-            steps=count,
-            drawn=count / recipe.steps,
-            deviations=(count - recipe.steps * expected) / spread if expected < 1 else 0.0,
-            passes=read,
-        )
-        shares.append(share)
+        # A run of one source has no spread, and does not deviate.
+        spread = (recipe.steps * expected * (1 - expected)) ** 0.5 or 1.0
+        deviations = (count - recipe.steps * expected) / spread
+        drawn = count / recipe.steps
+        shares.append(SourceShare(source, expected, count, drawn, deviations, read))
     return shares

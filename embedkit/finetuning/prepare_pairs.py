@@ -103,13 +103,10 @@ def _lengths_table(
     rows = []
     for records, measured in zip(mixture.records, lengths, strict=True):
         truncated = measured.truncated(*limits_of(records, recipe.data))
-        by_role = {role: quantiles(counts) for role, counts in measured.counts.items()}
-        sides = [
-            " ".join(str(by_role[role][quantile]) for quantile in SHOWN_QUANTILES)
-            if role in by_role
-            else ""
-            for role in _ROLES
-        ]
-        rows.append((records.name, *sides, f"{truncated:.1%}"))
+        shown = dict.fromkeys(_ROLES, "")
+        for role, counts in measured.counts.items():
+            by_share = quantiles(counts)
+            shown[role] = " ".join(str(by_share[share]) for share in SHOWN_QUANTILES)
+        rows.append((records.name, *shown.values(), f"{truncated:.1%}"))
     heads = ["source", *_ROLES, "cut"]
     return plain_table(heads, rows, title=f"{title}: median, 95 %, longest", lines=False)

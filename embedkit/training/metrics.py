@@ -48,10 +48,8 @@ class Metrics:
         """Write the metrics added since the last ``write``, and return them as plain numbers."""
         lines, self._waiting = self._waiting, []
         for line in lines:
-            tensors = {name: value for name, value in line.items() if isinstance(value, Tensor)}
-            line |= {name: tensor.item() for name, tensor in tensors.items()}
-        if self._peak_flops is not None:
-            for line in lines:
+            line |= {key: value.item() for key, value in line.items() if isinstance(value, Tensor)}
+            if self._peak_flops is not None:
                 line["mfu"] = line.pop("flops") / line["seconds"] / self._peak_flops
         append_lines(self._path, lines)
         for line in lines:

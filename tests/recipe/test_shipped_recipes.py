@@ -69,7 +69,9 @@ def test_the_unified_recipe_reads_nine_million_rows_and_its_sister_all_of_table_
     sampled, whole = ([mix.manifest for mix in each.data.mix] for each in (unified, table_7))
     assert [name.removesuffix("_sample") for name in sampled] == whole
     # The total of the paper's section 5.2.1.
-    rows = {share.source: share.rows for share in sampling_shares(unified, rows=ASSUMED)}
+    rows = {
+        share.source.name: share.source.rows for share in sampling_shares(unified, rows=ASSUMED)
+    }
     assert sum(rows.values()) == pytest.approx(9e6, rel=0.001)
     # Both read the same data set, under one instruction.
     paq, sample = load_manifest("paq"), load_manifest("paq_sample")
