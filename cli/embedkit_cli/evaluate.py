@@ -103,11 +103,10 @@ def eval_mteb(
 def _check_choice(
     benchmark: str | None, tasks: list[str], task_dir: list[Path], recipe: str | None
 ) -> None:
-    options = ("--benchmark", "--tasks", "--task-dir", "--recipe")
-    selectors = dict(zip(options, (benchmark, tasks, task_dir, recipe), strict=True))
-    given = [name for name, value in selectors.items() if value]
-    if len(given) != 1:
-        raise UserError(f"give exactly one of {', '.join(selectors)} (got {len(given)})")
+    given = sum(map(bool, (benchmark, tasks, task_dir, recipe)))
+    if given != 1:
+        names = "--benchmark, --tasks, --task-dir, --recipe"
+        raise UserError(f"give exactly one of {names} (got {given})")
     for folder in task_dir:
         if not folder.is_dir():
             raise UserError(f"--task-dir {folder}: no such folder")

@@ -23,8 +23,6 @@ from embedkit.recipe import Recipe
 from embedkit.tokens.prompts import SEARCH, SIDES, benchmark_prompts
 from embedkit.tokens.tokenizer import Tokenize
 
-_ANY_NORM = "vectors of any norm"
-
 
 def load(
     recipe: Recipe, *, autocast: torch.dtype | None, device: torch.device
@@ -80,12 +78,12 @@ def scale_to_unit_norm(model: Embedder | Contextual) -> str | None:
     if model.truncate_dim is not None:
         changed.append(f"vectors cut to {model.truncate_dim} dimensions")
     model.similarity, model.truncate_dim = "cosine", None
-    if isinstance(model, Contextual):
-        changed += [] if model.normalize else [_ANY_NORM]
-        model.normalize = True
-    elif not model.head.is_unit_norm:
-        changed.append(_ANY_NORM)
-        model.head.append(UnitNorm())
+    if not model.is_unit_norm:
+        changed.append("vectors of any norm")
+        if isinstance(model, Contextual):
+            model.normalize = True
+        else:
+            model.head.append(UnitNorm())
     if not changed:
         return None
     return (
@@ -124,7 +122,7 @@ def check_lengths(recipe: Recipe, records: Sequence[Records], model: EmbeddingMo
             tokenize.check_room(prompt, limit, f"{source.name}: max_{side}_tokens")
 
 
-def set_prompts(recipe: Recipe, records: Sequence[Records], model: Embedder | Contextual) -> None:
+def set_prompts(recipe: Recipe, records: Sequence[Records], model: EmbeddingModel) -> None:
     """Give a model the prompts that it is trained with, and none for a side trained without.
 
     Raises:

@@ -11,8 +11,7 @@ from embedkit.data.pairs.lengths import known_lengths, limits_of
 from embedkit.data.pairs.records import Records
 from embedkit.finetuning.mixture import Mixture
 from embedkit.finetuning.model import undecided_sides
-from embedkit.models.contextual.model import Contextual
-from embedkit.models.embedder import Embedder
+from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.recipe import Recipe
 
 _MEASURED = 256
@@ -23,7 +22,7 @@ def overview(
     recipe: Recipe,
     mixture: Mixture,
     sampler: BatchSampler,
-    model: Embedder | Contextual,
+    model: EmbeddingModel,
     precision: str,
 ) -> Table:
     """Return a table of what will be trained, and how often each source will be read.
@@ -66,7 +65,7 @@ def remarks(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def remarks_on_prompts(model: Embedder | Contextual, records: Sequence[Records]) -> Iterator[str]:
+def remarks_on_prompts(model: EmbeddingModel, records: Sequence[Records]) -> Iterator[str]:
     """Yield the sides that the exported model will read behind no prompt, against its training."""
     for side, name in undecided_sides(model, records).items():
         key = f"embedder.default_prompts.{side}"

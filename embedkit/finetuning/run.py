@@ -29,8 +29,7 @@ from embedkit.finetuning.mixture import (
 from embedkit.finetuning.model_card import model_card
 from embedkit.finetuning.overview import overview, remarks, remarks_on_prompts
 from embedkit.models import lora, precision
-from embedkit.models.contextual.model import Contextual
-from embedkit.models.embedder import Embedder
+from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.pooling import identity_of_pooling
 from embedkit.recipe import Recipe
 from embedkit.recipe.pair_objectives import OBJECTIVES
@@ -103,7 +102,7 @@ def prepare(
 
 
 def _finish(
-    model: Embedder | Contextual,
+    model: EmbeddingModel,
     recipe: Recipe,
     mixture: Mixture,
     folder: Path,
@@ -168,7 +167,7 @@ def _check_slots(recipe: Recipe, mixture: Mixture) -> None:
             )
 
 
-def _extensions(recipe: Recipe, mixture: Mixture, model: Embedder | Contextual) -> dict[str, str]:
+def _extensions(recipe: Recipe, mixture: Mixture, model: EmbeddingModel) -> dict[str, str]:
     """Return the identities of what other distributions bring to a run, by its part in it."""
     identities = {
         "objective": OBJECTIVES.identity_of(recipe.objective),

@@ -1,5 +1,6 @@
 """Settings of evaluation: those that a recipe shares with the command, and a recipe's own."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -18,15 +19,12 @@ from embedkit.recipe.dtype_settings import Dtype, DtypeSettings
 
 
 def _number_of_bytes(size: str) -> str:
-    mistake = f"write a number and a unit, such as 20GB (got {size!r})"
-    try:
-        TypeAdapter(ByteSize).validate_python(size)
-    except ValidationError:
-        raise ValueError(mistake) from None
     # Without a unit pydantic reads bytes, of which 20 are room for nothing.
-    if not size.strip()[-1].isalpha():
-        raise ValueError(mistake)
-    return size
+    if size.strip()[-1:].isalpha():
+        with suppress(ValidationError):
+            TypeAdapter(ByteSize).validate_python(size)
+            return size
+    raise ValueError(f"write a number and a unit, such as 20GB (got {size!r})")
 
 
 def _known(instructions: str) -> str:
