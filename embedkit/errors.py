@@ -1,6 +1,12 @@
 """The errors a user can cause: each message names the value and the remedy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """Return the first ``most`` names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 class UserError(ValueError):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 
 from embedkit.data.pairs.records import Records
+from embedkit.errors import some
 from embedkit.evaluation.summary import Summary, comparison
 from embedkit.evaluation.tables import as_text
 from embedkit.finetuning.card_metadata import front_matter
@@ -14,9 +15,6 @@ from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.head import Projection
 from embedkit.recipe import Recipe
 from embedkit.tokens.prompts import SIDES, benchmark_prompts
-
-_NAMED = 3
-"""Number of prompts that are named where there are many."""
 
 _WIDTHS = """\
 ## Shorter vectors
@@ -162,12 +160,10 @@ def _untrained(model: EmbeddingModel) -> str:
         for name, prompt in model.prompts.items()
         if not trained.has(sides[name] if sides[name] in SIDES else "text", prompt)
     ]
-    more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
     if not unknown:
         return ""
     plural = "s" * (len(unknown) > 1)
-    named = f"stored prompt{plural} {', '.join(unknown[:_NAMED])}{more}"
-    return f" No text was read in training behind the {named}."
+    return f" No text was read in training behind the stored prompt{plural} {some(unknown)}."
 
 
 def _prompts(model: EmbeddingModel, recipe: Recipe) -> str:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from embedkit.errors import UserError
+from embedkit.errors import UserError, some
 from embedkit.models.model_files import PINNED, check_weight_files, refuse_pickle
 from embedkit.storage.offline import settle_network
 
@@ -94,7 +94,7 @@ def load_whole(
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
     if missing:
         raise UserError(
-            f"{model}: its file lacks {len(missing)} weights ({', '.join(missing[:3])}, ...), "
+            f"{model}: its file lacks {len(missing)} weights ({some(missing)}), "
             "which would start at random; pass a complete checkpoint"
         )
     if unfit := sorted(report["mismatched_keys"]):
@@ -106,7 +106,7 @@ def load_whole(
     if surplus := _not_of_heads(loaded, report["unexpected_keys"]):
         raise UserError(
             f"{model}: its file holds {len(surplus)} weights that its config.json has no place for "
-            f"({', '.join(surplus[:3])}, ...), and without them it is another model; correct "
+            f"({some(surplus)}), and without them it is another model; correct "
             "config.json, or, to do without them, save the encoder with transformers' AutoModel "
             "and pass that folder"
         )

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from embedkit.errors import UserError
+from embedkit.errors import UserError, some
 from embedkit.storage.atomic import write_json, write_text
 from embedkit.storage.hashing import sha256_of_file
 
@@ -22,8 +22,6 @@ Kind = Literal["a model", "mined pairs", "held-out tasks"]
 """Contents that a folder may be marked with."""
 
 MARKER = "embedkit.json"
-_SHOWN = 3
-"""Number of a user's files that an error names."""
 
 
 def check_replaceable(folder: Path, kind: Kind) -> None:
@@ -56,10 +54,9 @@ def check_replaceable(folder: Path, kind: Kind) -> None:
     hashes = {name: sha256_of_file(files[name]) for name in regular & marker["sha256"].keys()}
     written = {name for name, digest in hashes.items() if digest == marker["sha256"][name]}
     if foreign := sorted(files.keys() - written - {MARKER}):
-        more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
         raise UserError(
             f"{folder}: is not replaced, since embedkit did not write these files, or they were "
-            f"changed: {', '.join(foreign[:_SHOWN])}{more}; move them elsewhere, or choose another "
+            f"changed: {some(foreign)}; move them elsewhere, or choose another "
             "--output"
         )
 

@@ -12,11 +12,8 @@ from mteb.abstasks.abstask import AbsTask
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 
 from embedkit.config import expand, read_toml
-from embedkit.errors import UserError
+from embedkit.errors import UserError, some
 from embedkit.tokens.prompts import benchmark_prompts
-
-_NAMED = 5
-"""Number of unused keys that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +67,8 @@ class Instructions:
                 f"{self.file}: names none of the tasks that are scored (first key: {unused[0]}); a "
                 f"key is a task's exact name, such as {near[0]}"
             )
-        more = f" and {len(unused) - _NAMED} more" if len(unused) > _NAMED else ""
         warnings.warn(
-            f"{self.file}: no task that is scored is called {', '.join(unused[:_NAMED])}{more}",
-            stacklevel=2,
+            f"{self.file}: no task that is scored is called {some(unused, 5)}", stacklevel=2
         )
 
 

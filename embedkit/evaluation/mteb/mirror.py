@@ -8,7 +8,7 @@ from typing import Any
 from mteb.abstasks.abstask import AbsTask
 
 from embedkit.data.sources import hub
-from embedkit.errors import ArgumentError, DataError
+from embedkit.errors import ArgumentError, DataError, some
 from embedkit.storage.cache import file_sha256
 from embedkit.storage.hashing import sha256_of_text
 from embedkit.storage.offline import settle_network
@@ -73,7 +73,7 @@ def check_mirror(mirror: Path, tasks: Iterable[AbsTask]) -> None:
         raise ArgumentError(("data_dir", f"there is no folder {mirror}"))
     sources = [task.metadata.dataset for task in tasks if not task.data_loaded]
     if sources and not any(folder_of(mirror, source) for source in sources):
-        wanted = ", ".join(sorted({str(source["path"]) for source in sources})[:3])
+        wanted = some(sorted({str(source["path"]) for source in sources}))
         reason = (
             f"{mirror} holds none of the {len(sources)} repositories that the tasks read "
             f"({wanted}); put each in a folder owner/name"

@@ -8,13 +8,10 @@ from typing import Any
 from mteb.abstasks.abstask import AbsTask
 
 from embedkit.data.sources import hub
-from embedkit.errors import DataError
+from embedkit.errors import DataError, some
 from embedkit.evaluation.mteb.mirror import folder_of
 from embedkit.evaluation.mteb.task_selection import leaves
 from embedkit.storage.offline import hub_answers
-
-_NAMED = 3
-"""Number of tasks or repositories out of reach that a line names."""
 
 
 def report(tasks: Sequence[AbsTask], data_dir: Path | None) -> str | None:
@@ -41,18 +38,13 @@ def report(tasks: Sequence[AbsTask], data_dir: Path | None) -> str | None:
     if data_dir:
         paths = [path for paths in lacking.values() for path in paths]
         raise DataError(
-            f"evaluation.data_dir: {data_dir} lacks the data of {count} ({_some(paths)}); put each "
+            f"evaluation.data_dir: {data_dir} lacks the data of {count} ({some(paths)}); put each "
             "repository in a folder owner/name, or leave data_dir out"
         )
     return (
-        f"evaluation: the data of {count} cannot be read now ({_some(list(lacking))}), since the "
+        f"evaluation: the data of {count} cannot be read now ({some(list(lacking))}), since the "
         "hub does not answer; the model is exported before it is scored"
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _is_here(source: Mapping[str, Any]) -> bool:

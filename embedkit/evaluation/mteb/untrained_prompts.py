@@ -5,15 +5,13 @@ from collections.abc import Sequence
 
 from mteb.abstasks.abstask import AbsTask
 
+from embedkit.errors import some
 from embedkit.evaluation.mteb.instructions import Instructions
 from embedkit.evaluation.mteb.task_prompts import resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.trained_prompts import Reading, described
-
-_NAMED = 3
-"""Number of tasks that are named."""
 
 
 def warn_of_prompts(
@@ -38,10 +36,9 @@ def warn_of_prompts(
     if not fresh:
         return
     names = list(dict.fromkeys(name for reading in fresh for name in tasks_of[reading]))
-    named = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
     warnings.warn(
-        f"{model.name}: {len(names)} of {len(parts)} tasks and parts ({named}) have texts that its "
-        f"training by embedkit never read so, such as {described(fresh[:1])}; it had "
+        f"{model.name}: {len(names)} of {len(parts)} tasks and parts ({some(names)}) have texts "
+        f"that its training by embedkit never read so, such as {described(fresh[:1])}; it had "
         f"{model.trained_prompts}",
         stacklevel=2,
     )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from embedkit.errors import UserError
+from embedkit.errors import UserError, some
 from embedkit.models import hub
 from embedkit.models.contextual import cde_checkpoint
 from embedkit.models.contextual.context import Context
@@ -74,7 +74,7 @@ def load_contextual(
     heads = {name: head for name, head in weights.items() if not name.startswith(of_encoders)}
     if different := sorted(loaded.head_weights().keys() ^ heads.keys()):
         raise UserError(
-            f"{folder}: its weights do not fit its config.json ({', '.join(different[:3])} ...); "
+            f"{folder}: its weights do not fit its config.json ({some(different)}); "
             "take both files from the same export"
         )
     loaded.load_state_dict(heads, strict=False)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from embedkit.errors import UserError
+from embedkit.errors import UserError, some
 from embedkit.models.model_files import fetched, read_json, read_weights, refuse_pickle
 from embedkit.models.neobert.config import NeoBERTConfig
 from embedkit.models.neobert.encoder import NeoBERTModel, NeoBERTPreTrainedModel
@@ -113,8 +113,7 @@ def _listed(problems: Mapping[str, Iterable[str]]) -> str:
     parts = []
     for kind, unsorted in problems.items():
         if names := sorted(unsorted):
-            more = [f"and {len(names) - 8} more"] if len(names) > 8 else []
-            parts.append(f"{len(names)} {kind}: {', '.join(names[:8] + more)}")
+            parts.append(f"{len(names)} {kind}: {some(names, 8)}")
     return "; ".join(parts)
 
 

@@ -110,7 +110,7 @@ WRONG: list[tuple[Any, Weights, str]] = [
         without() | {f"{BLOCK}.wo.weight": torch.ones(3, 32)},
         r"1 misshapen: .*wo.weight is \(3, 32\), expected \(32, 32\)\)",
     ),
-    (NeoBERTModel, renamed(lambda name: f"net.{name}"), "14 missing: .*, and 6 more; 16 unexp"),
+    (NeoBERTModel, renamed(lambda name: f"net.{name}"), "14 missing: .* and 6 more; 16 unexp"),
 ]
 
 
