@@ -87,7 +87,7 @@ class Embedder(EmbeddingModel):
 
     @property
     def identity(self) -> str:
-        settings: dict[str, Any] = {
+        settings = {
             "weights": sha256_of(self.state_dict()),
             "config": shape_of(self.backbone.model),
             "tokenizer": identity_of(self.tokenizer),
@@ -96,10 +96,8 @@ class Embedder(EmbeddingModel):
             "include_prompt": self.include_prompt,
             "autocast": str(self.autocast),
             "max_tokens": self.max_tokens,
+            "head": self.head.described,
+            "similarity": self.similarity,
+            "truncate_dim": self.truncate_dim,
         }
-        # Only what is unusual is added, so that most hashes equal those of earlier versions.
-        if self.head.described != Head(UnitNorm()).described:
-            settings["head"] = self.head.described
-        settings |= {} if self.similarity == "cosine" else {"similarity": self.similarity}
-        settings |= {} if self.truncate_dim is None else {"truncate_dim": self.truncate_dim}
         return sha256_of_json(settings, default=str)

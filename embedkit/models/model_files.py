@@ -15,7 +15,7 @@ from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedkit.errors import UserError
 from embedkit.storage.offline import settle_network
@@ -103,6 +103,20 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         except SafetensorError as error:
             raise UserError(f"{path}: cannot be read: {error}") from None
     return weights
+
+
+def fill(network: nn.Module, weights: Mapping[str, Tensor], mismatch: str, remedy: str) -> None:
+    """Load the weights of a network, in the dtype that they have.
+
+    Raises:
+        UserError: they are not exactly those of the network; ``mismatch`` says which and
+            ``remedy`` what to do.
+    """
+    try:
+        network.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        _, *reasons = (f"{line.strip():.300}" for line in str(error).splitlines())
+        raise UserError(f"{mismatch} ({' '.join(reasons[:2])} ...); {remedy}") from None
 
 
 def under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

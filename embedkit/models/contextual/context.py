@@ -77,7 +77,7 @@ class Context:
 class Embeddings(NDArray[np.float32]):
     """Numpy array of unit vectors of texts that records the context in which they were embedded.
 
-    Arithmetic with vectors of another context is refused; results of arithmetic are plain arrays.
+    Numpy's functions refuse vectors of several contexts, and their results are plain arrays.
 
     Shapes: ``(n, D)`` of a list of texts, or ``(D,)`` of a single text.
     """
@@ -104,8 +104,6 @@ class Embeddings(NDArray[np.float32]):
         return out[0] if len(out) == 1 and out[0] is not None else result
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
-        if function not in _PRODUCTS:
-            return super().__array_function__(function, types, args, options)
         _check_one_context([*args, *options.values()])
         return function(*_plain(args), **{name: _plain(value) for name, value in options.items()})
 
@@ -119,14 +117,6 @@ class Embeddings(NDArray[np.float32]):
     def vectors(self) -> NDArray[np.float32]:
         """Vectors as a plain array, without their context."""
         return np.asarray(self)
-
-
-_PRODUCTS = {
-    *(np.dot, np.inner, np.vdot, np.outer, np.tensordot, np.einsum, np.kron, np.cross),
-    *(np.linalg.multi_dot, np.linalg.tensordot, np.linalg.outer, np.linalg.cross),
-    *(np.corrcoef, np.cov),
-}
-"""Functions of numpy that compare vectors and are not ufuncs."""
 
 
 def _check_one_context(values: Sequence[Any]) -> None:
@@ -158,4 +148,4 @@ def similarity(queries: Embeddings, documents: Embeddings) -> NDArray[np.float32
     Raises:
         UserError: the two were embedded in different contexts, or by different models.
     """
-    return np.atleast_2d(queries) @ np.atleast_2d(documents).T
+    return np.inner(*(vectors.reshape(-1, vectors.shape[-1]) for vectors in (queries, documents)))

@@ -12,7 +12,7 @@ from embedkit.models import hub
 from embedkit.models.contextual import cde_checkpoint
 from embedkit.models.contextual.context import Context
 from embedkit.models.contextual.model import Contextual, without_pooler
-from embedkit.models.model_files import fetched, located, read_json, read_weights, under
+from embedkit.models.model_files import fetched, fill, located, read_json, read_weights, under
 from embedkit.models.pretrained import quietly
 from embedkit.models.st_config import describes_two_stages, similarity_of
 from embedkit.models.trained_prompts import TrainedPrompts
@@ -87,12 +87,6 @@ def _encoder(
     # The initial weights are replaced below; drawing them must not change the random state.
     with torch.random.fork_rng(devices=()), quietly():
         network = without_pooler(AutoModel.from_config(AutoConfig.for_model(**config)))
-    try:
-        network.load_state_dict(under(weights, f"{stage}."))
-    except RuntimeError as error:
-        reason = str(error).splitlines()[1].strip()
-        raise UserError(
-            f"{folder}: the weights of its {stage} encoder do not fit its config.json "
-            f"({reason:.160} ...); take both files from the same export"
-        ) from None
-    return network
+    mismatch = f"{folder}: the weights of its {stage} encoder do not fit its config.json"
+    fill(network, under(weights, f"{stage}."), mismatch, "take both files from the same export")
+    return network.float()

@@ -245,8 +245,7 @@ class Contextual(EmbeddingModel):
 
     def check_made(self, context: Context) -> None:
         """Raise ``UserError`` unless a model with this one's weights made ``context``."""
-        # Contexts stored by earlier versions hold ``identity``, which depends on autocast.
-        if context.model not in (self.weights_identity, self.identity):
+        if context.model != self.weights_identity:
             raise UserError(
                 f"the context was made by another model than {self.name}; build it anew"
             )
@@ -258,11 +257,12 @@ class Contextual(EmbeddingModel):
 
     @property
     def identity(self) -> str:
-        settings = {**self._described(), "autocast": str(self.autocast)}
-        # Only what is unusual is added, so that most hashes equal those of earlier versions.
-        settings |= {} if self.normalize else {"normalize": False}
-        settings |= {} if self.similarity == "cosine" else {"similarity": self.similarity}
-        return sha256_of_json(settings, default=str)
+        settings = {
+            "autocast": str(self.autocast),
+            "normalize": self.normalize,
+            "similarity": self.similarity,
+        }
+        return sha256_of_json({**self._described(), **settings}, default=str)
 
     def _described(self) -> dict[str, Any]:
         return {

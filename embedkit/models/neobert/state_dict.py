@@ -5,7 +5,7 @@ The authors' layout is that of ``NeoBERTForMaskedLM``: ``model.encoder.weight``,
 ``decoder.bias``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from embedkit.errors import UserError, some
-from embedkit.models.model_files import fetched, read_json, read_weights, refuse_pickle
+from embedkit.errors import UserError
+from embedkit.models.model_files import fetched, fill, read_json, read_weights, refuse_pickle
 from embedkit.models.neobert.config import NeoBERTConfig
 from embedkit.models.neobert.encoder import NeoBERTModel, NeoBERTPreTrainedModel
 from embedkit.models.neobert.heads import NeoBERTForMaskedLM
@@ -45,27 +45,14 @@ def load_pretrained(kind: type[ModelT], model: str | Path) -> ModelT:
         if width == config.intermediate_size != config.ffn_width:
             config.intermediate_size = width * 3 // 2
     with torch.device("meta"):
-        empty = kind(config)
-    shapes = {_full_name(name): weight.shape for name, weight in empty.state_dict().items()}
-    weights = {k: w for k, w in weights.items() if k in shapes or k.split(".")[0] not in _HEADS}
-    problems = {
-        "missing": shapes.keys() - weights.keys(),
-        "unexpected": weights.keys() - shapes.keys(),
-        "misshapen": [
-            f"{name} is {tuple(weight.shape)}, expected {tuple(shapes[name])}"
-            for name, weight in weights.items()
-            if weight.shape != shapes.get(name, weight.shape)
-        ],
-    }
-    if any(problems.values()):
-        raise UserError(
-            f"{model}: its weights are not those of a {kind.__name__} ({_listed(problems)}); pass "
-            "a checkpoint that fits its config.json"
-        )
-    own = {name: weights[_full_name(name)] for name in empty.state_dict()}
-    empty.load_state_dict(own, assign=True)
-    empty.name_or_path = str(model)
-    return empty.eval()
+        loaded = kind(config)
+    own = {_full_name(name): name for name in loaded.state_dict()}
+    kept = {k: w for k, w in weights.items() if k in own or k.split(".")[0] not in _HEADS}
+    mismatch = f"{model}: its weights are not those of a {kind.__name__}"
+    remedy = "pass a checkpoint that fits its config.json"
+    fill(loaded, {own.get(k, k): weight for k, weight in kept.items()}, mismatch, remedy)
+    loaded.name_or_path = str(model)
+    return loaded.eval()
 
 
 def save_hub_layout(model: NeoBERTPreTrainedModel, folder: Path) -> None:
@@ -107,14 +94,6 @@ def _normalised(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _full_name(name: str) -> str:
     """Return the authors' name of a weight, which is that in a model with a head."""
     return name if name.split(".")[0] in ("model", *_HEADS) else f"model.{name}"
-
-
-def _listed(problems: Mapping[str, Iterable[str]]) -> str:
-    parts = []
-    for kind, unsorted in problems.items():
-        if names := sorted(unsorted):
-            parts.append(f"{len(names)} {kind}: {some(names, 8)}")
-    return "; ".join(parts)
 
 
 def _config(folder: Path) -> NeoBERTConfig:

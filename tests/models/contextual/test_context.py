@@ -3,7 +3,6 @@
 import json
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,14 +232,6 @@ def test_a_context_serves_its_weights_in_any_arithmetic(
     assert model.identity != identity
 
 
-def test_a_context_of_an_earlier_version_is_read_in_its_own_arithmetic(model: Contextual) -> None:
-    context = replace(model.build_context(CORPUS), model=model.identity)
-    model.encode(TEXTS, context=context)
-    model.autocast = torch.bfloat16
-    with pytest.raises(UserError, match=r"made by another model than .*; build it anew"):
-        model.encode(TEXTS, context=context)
-
-
 def test_a_file_that_is_no_context_is_refused(model: Contextual, tmp_path: Path) -> None:
     path = tmp_path / "corpus.safetensors"
     with pytest.raises(UserError, match="no such file"):
@@ -302,11 +293,14 @@ def test_vectors_are_arrays_that_refuse_those_of_another_context() -> None:
         lambda: np.einsum("id,jd->ij", here, there),
         lambda: np.linalg.multi_dot([here, there.T]),
         lambda: np.multiply(here, 2, out=there.copy()),
+        lambda: np.concatenate([here, there]),
+        lambda: similarity(here, there),
     ]
     for mixed in comparisons:
         with pytest.raises(UserError, match="cannot be compared"):
             mixed()
     assert type(np.dot(here, here.T)) is np.ndarray
+    assert type(np.concatenate([here, part])) is np.ndarray
 
 
 def test_vectors_that_are_changed_in_place_or_pickled_keep_their_context() -> None:
