@@ -48,6 +48,7 @@ def batch(sequences: list[list[int]] | None = None) -> TokenBatch:
     return TokenBatch.from_lists(SEQUENCES if sequences is None else sequences)
 
 
-def unpadded(states: Tensor, mask: Tensor) -> Tensor:
-    """The rows of ``(B, L, D)`` that are no padding."""
-    return states[mask.bool()]
+def padded(sequences: list[list[int]] | None = None) -> dict[str, Tensor]:
+    """The same sequences as padded input of a model."""
+    input_ids, attention_mask = batch(sequences).padded(0)
+    return {"input_ids": input_ids, "attention_mask": attention_mask}

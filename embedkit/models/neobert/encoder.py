@@ -114,7 +114,9 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
 
         Shapes: T tokens -> ``(T, D)``, in the order of their ids.
         """
-        return self(tokens=tokens).last_hidden_state
+        starts = tokens.offsets[:-1].repeat_interleave(tokens.lengths)
+        positions = torch.arange(tokens.num_tokens) - starts
+        return self.encode_embeddings(self.encoder(tokens.ids), tokens.lengths, positions)
 
     def encode_embeddings(self, embeddings: Tensor, lengths: Tensor, positions: Tensor) -> Tensor:
         """Return the hidden states of sequences of vectors, which need not be embedded tokens.
@@ -131,53 +133,38 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         *,
-        tokens: TokenBatch | None = None,
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
-        """Encode padded sequences, or ``tokens``, which have no padding.
+        """Encode padded sequences of token ids or embeddings.
 
         Padding may be anywhere in a row; its hidden states are zero. ``hidden_states`` are the
         embeddings and the outputs of all blocks, of which the last is ``last_hidden_state``.
 
-        Shapes: ``(B, L)``, or ``(B, L, D)`` for ``inputs_embeds`` -> ``(B, L, D)``; ``tokens`` of
-        T tokens -> ``(T, D)``.
+        Shapes: ``(B, L)``, or ``(B, L, D)`` for ``inputs_embeds`` -> ``(B, L, D)``.
         """
-        if sum(value is not None for value in (input_ids, inputs_embeds, tokens)) != 1:
-            raise UserError("pass exactly one of input_ids, inputs_embeds and tokens")
+        if (input_ids is None) == (inputs_embeds is None):
+            raise UserError("pass exactly one of input_ids and inputs_embeds")
         keep = output_hidden_states
         keep = bool(self.config.output_hidden_states) if keep is None else keep
-        given = inputs_embeds if input_ids is None else input_ids
-        if given is not None:
-            states = self._padded_states(given, attention_mask, position_ids, keep)
-        else:
-            assert tokens is not None
-            starts = tokens.offsets[:-1].repeat_interleave(tokens.lengths)
-            positions = torch.arange(tokens.num_tokens) - starts
-            states = self._states(self.encoder(tokens.ids), tokens.lengths, positions, keep)
-        output: Any = BaseModelOutput
-        return output(last_hidden_state=states[-1], hidden_states=tuple(states) if keep else None)
-
-    def _padded_states(
-        self, given: Tensor, mask: Tensor | None, position_ids: Tensor | None, keep: bool
-    ) -> list[Tensor]:
-        """Return the hidden states of token ids or embeddings, zero where ``mask`` is."""
+        given: Any = inputs_embeds if input_ids is None else input_ids
         batch, width = given.shape[:2]
-        if mask is None:
-            mask = given.new_ones(batch, width, dtype=torch.bool)
-        rows, columns = mask.nonzero(as_tuple=True)
+        if attention_mask is None:
+            attention_mask = given.new_ones(batch, width, dtype=torch.bool)
+        rows, columns = attention_mask.nonzero(as_tuple=True)
         embeddings = given[rows, columns]
-        if given.dim() == 2:
+        if inputs_embeds is None:
             embeddings = self.encoder(embeddings)
         positions = columns
         if position_ids is not None:
             positions = position_ids.expand(batch, width)[rows, columns]
         lengths = torch.bincount(rows, minlength=batch).cpu()
-        states = self._states(embeddings, lengths, positions, keep)
-        return [
+        states = [
             state.new_zeros(batch, width, state.shape[-1]).index_put((rows, columns), state)
-            for state in states
+            for state in self._states(embeddings, lengths, positions, keep)
         ]
+        output: Any = BaseModelOutput
+        return output(last_hidden_state=states[-1], hidden_states=tuple(states) if keep else None)
 
     def _states(self, x: Tensor, lengths: Tensor, positions: Tensor, keep: bool) -> list[Tensor]:
         """Return the normed output of the last block; with ``keep``, all blocks' inputs first."""

@@ -1,8 +1,4 @@
-"""NeoBERT with a head: masked language modelling, and classification of sequences or tokens.
-
-Every model takes padded input or ``tokens``, as the encoder does; its output for tokens has the
-shape of its input.
-"""
+"""NeoBERT with a head: masked language modelling, and classification of sequences or tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +14,6 @@ from transformers.modeling_outputs import (
 
 from embedkit.models.neobert.config import NeoBERTConfig
 from embedkit.models.neobert.encoder import NeoBERTModel, NeoBERTPreTrainedModel
-from embedkit.tokens.batch import TokenBatch
 
 IGNORED = -100
 """Label of tokens that the loss ignores."""
@@ -31,7 +26,7 @@ class _WithHead(NeoBERTPreTrainedModel):
     """Class of transformers for the output."""
     _predict: Callable[..., tuple[Tensor | None, Tensor | None]]
     """Returns loss and logits, given hidden states, labels, ``count`` as in ``_mean_loss``, and
-    attention mask and tokens, of which at most one is not ``None``."""
+    the attention mask."""
 
     def __init__(self, config: NeoBERTConfig) -> None:
         super().__init__(config)
@@ -45,16 +40,13 @@ class _WithHead(NeoBERTPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         *,
-        tokens: TokenBatch | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> Any:
         """Return logits and, with ``labels``, the loss, in the output class of transformers."""
-        encoded = self.model(
-            input_ids, attention_mask, position_ids, inputs_embeds, tokens=tokens, **kwargs
-        )
+        encoded = self.model(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
         hidden = encoded.last_hidden_state
-        loss, logits = self._predict(hidden, labels, num_items_in_batch, attention_mask, tokens)
+        loss, logits = self._predict(hidden, labels, num_items_in_batch, attention_mask)
         return self._output(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
 
 
@@ -116,19 +108,11 @@ class NeoBERTForSequenceClassification(_Classifier):
         self.post_init()
 
     def _predict(
-        self,
-        hidden: Tensor,
-        labels: Tensor | None,
-        count: Any,
-        mask: Tensor | None,
-        tokens: TokenBatch | None,
+        self, hidden: Tensor, labels: Tensor | None, count: Any, mask: Tensor | None
     ) -> Any:
-        # Padding may precede the first token.
-        if tokens is not None:
-            first = hidden[tokens.offsets[:-1].to(hidden.device)]
-        elif mask is None:
-            first = hidden[:, 0]
-        else:
+        first = hidden[:, 0]
+        if mask is not None:
+            # Padding may precede the first token.
             rows = torch.arange(len(hidden), device=hidden.device)
             first = hidden[rows, mask.to(torch.int64).argmax(1)]
         logits = self.classifier(self.dropout(self.dense(self.dropout(first)).tanh()))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.neobert_reference import Shape, random_weights
-from support.small_neobert import batch, small_config, small_encoder, small_lm
+from support.small_neobert import batch, padded, small_config, small_encoder, small_lm
 from torch import Tensor
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
@@ -173,7 +173,7 @@ def test_transformers_reads_the_authors_layout(kind: Any, tmp_path: Path) -> Non
     model = small_lm()
     save_hub_layout(model, tmp_path)
     loaded = kind.from_pretrained(tmp_path)
-    found, expected = loaded(tokens=batch()), model(tokens=batch(), output_hidden_states=True)
+    found, expected = loaded(**padded()), model(**padded(), output_hidden_states=True)
     if kind is AutoModel:
         assert torch.equal(found.last_hidden_state, expected.hidden_states[-1])
     else:
@@ -207,7 +207,7 @@ def test_saving_and_loading_changes_no_bit(kind: Any, tmp_path: Path) -> None:
         for name, weight in loaded.state_dict().items():
             assert torch.equal(weight, model.state_dict()[name])
         for found, expected in zip(
-            loaded(tokens=batch()).values(), model(tokens=batch()).values(), strict=True
+            loaded(**padded()).values(), model(**padded()).values(), strict=True
         ):
             assert torch.equal(found, expected)
 
