@@ -2,20 +2,19 @@
 
 import hashlib
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embedkit.data.pairs.leaks import fold
 from embedkit.data.pairs.records import Records
+from embedkit.data.pairs.table import Table
 
 Ids = NDArray[np.int64]
 
-_POSITIVE = -1
-"""Place of a row's positive; those of its negatives are 0, 1 and so on."""
+_POSITIVE = 1
+"""Place of a row's positive; its query has place 0, and its negatives follow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,15 +22,31 @@ class Side:
     """Distinct queries, or distinct documents, in the order of their first occurrences."""
 
     name: str
+    table: Table
     hashes: NDArray[np.uint64]
     """``text_hash`` of each text."""
-    identity: str
-    """Hash of all texts."""
-    texts: Callable[[Ids], list[str]]
-    """Function that returns the texts of some numbers, each as it is spelled first."""
+    rows: Ids
+    """Row of each text's first occurrence."""
+    places: Ids
+    """Place in that row, see ``_POSITIVE``."""
 
     def __len__(self) -> int:
         return len(self.hashes)
+
+    def texts(self, numbers: Ids) -> list[str]:
+        """Return the texts of some numbers, each as it is spelled first."""
+        columns = ("query", "positive", "negatives")
+        rows = self.table.take(self.rows[numbers].tolist(), columns)
+        return [
+            (query, positive, *negatives)[place]
+            for place, (query, positive, negatives) in zip(self.places[numbers], rows, strict=True)
+        ]
+
+    @property
+    def identity(self) -> str:
+        """Hash of all texts."""
+        places = self.rows.tobytes() + self.places.tobytes()
+        return hashlib.sha256(self.table.facts.content.encode() + places).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +71,7 @@ class Corpus:
 def open_corpus(records: Records) -> Corpus:
     """Read a source once, from the first row to the last."""
     query_hashes, document_hashes = array("Q"), array("Q")
-    rows, places, label_of = array("q"), array("q"), array("q")
+    document_rows, document_places, label_of = array("q"), array("q"), array("q")
     labels: dict[str, int] = {}
     scanned = records.table.scan(("query", "positive", "negatives", "label"))
     for row, (query, positive, negatives, label) in enumerate(scanned):
@@ -64,35 +79,17 @@ def open_corpus(records: Records) -> Corpus:
         label_of.append(-1 if label is None else labels.setdefault(label, len(labels)))
         for place, text in enumerate((positive, *negatives), start=_POSITIVE):
             document_hashes.append(text_hash(text))
-            rows.append(row)
-            places.append(place)
+            document_rows.append(row)
+            document_places.append(place)
     queries, query_rows, query_of = _numbered(query_hashes)
     documents, first, document_of = _numbered(document_hashes)
-    document_rows, document_places = (np.array(of, dtype=np.int64)[first] for of in (rows, places))
-
-    def query_texts(numbers: Ids) -> list[str]:
-        return [text for (text,) in records.table.take(query_rows[numbers].tolist(), ("query",))]
-
-    def document_texts(numbers: Ids) -> list[str]:
-        taken = records.table.take(document_rows[numbers].tolist(), ("negatives", "positive"))
-        places = document_places[numbers]
-        return [
-            positive if place == _POSITIVE else negatives[place]
-            for place, (negatives, positive) in zip(places, taken, strict=True)
-        ]
-
-    def identity(*occurrences: NDArray[Any]) -> str:
-        digest = hashlib.sha256(records.table.facts.content.encode())
-        for numbers in occurrences:
-            digest.update(numbers.tobytes())
-        return digest.hexdigest()
-
+    rows, places = np.array(document_rows)[first], np.array(document_places)
     return Corpus(
-        Side("queries", queries, identity(query_rows), query_texts),
-        Side("documents", documents, identity(document_rows, document_places), document_texts),
+        Side("queries", records.table, queries, query_rows, np.zeros_like(query_rows)),
+        Side("documents", records.table, documents, rows, places[first]),
         query_of,
-        document_of[np.array(places) == _POSITIVE],
-        np.array(label_of, dtype=np.int64),
+        document_of[places == _POSITIVE],
+        np.array(label_of),
     )
 
 

@@ -96,9 +96,7 @@ def _mine(
     """Write the folder ``output``; ``work`` may hold what an earlier process has done for it."""
     device, corpus = embedder.device, open_corpus(records)
     if embedder.trained_prompts is not None:
-        prompts = records.prompts
-        readings = [("query", prompts.query), ("document", prompts.document)]
-        embedder.trained_prompts.warn(embedder.name, readings)
+        embedder.trained_prompts.warn(embedder.name, records.prompts)
     queries, documents = (
         stored_vectors(
             side,

@@ -51,6 +51,7 @@ class OutputFolder:
         # Resolved, since the manifest names the pairs by their full path.
         self.output = output.expanduser().resolve()
         self._work = self.output.with_name(f".{self.output.name}.mining")
+        self._parts = self._work / "parts"
 
     def finished(self, plan: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
         """Return the record of a finished result of the same plan, or ``None``.
@@ -83,7 +84,7 @@ class OutputFolder:
 
     @contextmanager
     def claimed(self, plan: Mapping[str, Any]) -> Iterator[Path]:
-        """Lend the work folder, with what earlier processes did under the same plan.
+        """Lend a folder for unfinished work, with what earlier processes did by the same plan.
 
         It is deleted once the block succeeds, which has to write the result.
 
@@ -101,8 +102,9 @@ class OutputFolder:
                 begun = _read(self._work / _PLAN)
                 if begun is None or _changes(begun, plan):
                     self._clear()
+                self._parts.mkdir(exist_ok=True)
                 write_json(self._work / _PLAN, plan)
-                yield self._work
+                yield self._parts
                 self._remove()
         except Timeout:
             raise UserError(f"{self.output}: another process is mining into it") from None
@@ -114,11 +116,8 @@ class OutputFolder:
     def _clear(self) -> None:
         # The plan goes first: whatever a killed process leaves then belongs to no plan.
         (self._work / _PLAN).unlink(missing_ok=True)
-        for path in self._work.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name != _LOCK:
-                path.unlink()
+        if self._parts.is_dir():
+            shutil.rmtree(self._parts)
 
 
 def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
