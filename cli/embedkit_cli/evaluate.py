@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from embedkit import EvaluationSettings, api
-from embedkit.errors import UserError
+from embedkit.errors import ArgumentError, UserError
 from embedkit_cli.interruption import print_scores_so_far
 from embedkit_cli.options import Model, given, is_main, recipe_names, with_options
 
@@ -114,10 +114,16 @@ def _check_choice(
 
 def _run_on_devices(devices: int) -> None:
     """Run this command under torchrun, once for each device, and end as the ranks do."""
+    import torch
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
 
+    gpus = torch.cuda.device_count()
+    if 0 < gpus < devices:  # Without a GPU, the ranks share the CPU.
+        raise ArgumentError(
+            ("devices", f"choose from 1 to {gpus}, the number of GPUs (got {devices})")
+        )
     ranks = ["--nproc-per-node", str(devices), "-m", "embedkit_cli"]
     try:
         main(["--standalone", *ranks, *sys.argv[1:]])

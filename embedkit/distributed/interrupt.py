@@ -35,6 +35,11 @@ class StopRequest:
             self._previous = {number: signal.signal(number, self._note) for number in self._SIGNALS}
         return self
 
+    def repeat(self) -> None:
+        """Raise the ``KeyboardInterrupt`` again, if there was one, which a library may swallow."""
+        if self.asked and self._at_once:
+            raise KeyboardInterrupt(self.signal)
+
     def __exit__(self, *_error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)

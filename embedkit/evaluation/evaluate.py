@@ -74,8 +74,10 @@ def evaluate(
         subject = _cutting_at(settings.max_tokens, whole)
         out = Path(output)
         chosen = partial(_select, tasks, resolved, out / "tasks", settings)
-        # Libraries swallow a KeyboardInterrupt here and there: the request is looked at again.
-        summary = score(subject, chosen, out, settings, stop=lambda: request.asked)
+        # Libraries swallow a KeyboardInterrupt here and there: the request is looked at again at
+        # every batch, and after every task.
+        with subject.register_forward_pre_hook(lambda *_: request.repeat()):
+            summary = score(subject, chosen, out, settings, stop=lambda: request.asked)
         if request.asked and distributed.is_main():
             raise EvaluationInterrupted(summary, request.signal)
         return summary

@@ -71,6 +71,16 @@ def test_a_value_that_cannot_be_is_refused(option: str, value: str, told: str) -
     assert told in message("--tasks", "STS12", option, value)
 
 
+def test_more_devices_than_gpus_are_refused_before_anything_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.distributed.run.main", lambda _: pytest.fail("started torchrun"))
+    line = message("--tasks", "STS12", "--devices", "8")
+    assert line == "--devices: choose from 1 to 2, the number of GPUs (got 8)"
+
+
 @pytest.mark.slow
 def test_the_first_dimensions_are_scored_under_a_name_of_their_own(tmp_path: Path) -> None:
     folder, output = write_task(tmp_path / "mine", "sts"), tmp_path / "out"

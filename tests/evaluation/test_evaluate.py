@@ -2,6 +2,9 @@
 
 import shlex
 import shutil
+import signal
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +123,23 @@ def test_an_encoder_with_a_flash_kernel_is_scored_in_fp32(tmp_path: Path) -> Non
     summary = api.evaluate(model, [tmp_path / "sts"], tmp_path / "out", dtype="fp32", cache=False)
     assert not summary.failed
     assert encoder.config._attn_implementation == "flash_attention_2"
+
+
+def test_an_interruption_that_a_library_swallows_ends_the_task_at_its_next_batch(
+    tiny_model: Path, tmp_path: Path, one_text_a_batch: None
+) -> None:
+    model, batches = hub.load(str(tiny_model)), count(1)
+
+    def swallow(*_: object) -> None:
+        with suppress(KeyboardInterrupt):
+            if next(batches) == 2:
+                signal.raise_signal(signal.SIGTERM)
+
+    model.backbone.register_forward_pre_hook(swallow)
+    folder = write_task(tmp_path / "mine", "sts")
+    with pytest.raises(api.EvaluationInterrupted) as stopped:
+        api.evaluate(model, [folder], tmp_path / "out", cache=False)
+    assert next(batches) == 3
+    assert stopped.value.args == (signal.SIGTERM,)
+    assert stopped.value.summary.missing == ["mine"]
+    assert len(model.encode(["the model encodes as before", "and again"])) == 2

@@ -64,8 +64,9 @@ class PublishedResults:
 
     def _locked(self) -> FileLock:
         """Return a lock of the folder, whose files mteb reads and writes again for each task."""
-        self._cache.cache_path.mkdir(parents=True, exist_ok=True)
-        return FileLock(self._cache.cache_path / ".lock")
+        folder = self._cache.cache_path
+        folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(folder.with_name(f".{folder.name}.lock"))
 
 
 def _stored(path: Path, known: Mapping[str, Any]) -> ModelMeta | None:

@@ -67,7 +67,7 @@ def score_on_ranks(
 
 def files(folder: Path) -> set[Path]:
     found = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
-    return {path for path in found if path.suffix != ".lock" and path.name != ".lock"}
+    return {path for path in found if path.suffix != ".lock"}
 
 
 def test_scores_and_files_are_those_of_one_rank(folder: Path, tiny_model: Path) -> None:
