@@ -13,14 +13,12 @@ from tqdm.std import tqdm
 from embedkit.distributed.progress import progress_bar
 
 
-def progress_of(total: int, console: Console | None = None) -> Progress:
-    """Return a bar of ``total`` steps, on standard error by default.
+def progress_of(total: int) -> Progress:
+    """Return a bar of ``total`` steps on standard error.
 
-    A console that is no terminal shows no bar, only the lines that are printed to it.
+    Without a terminal, no bar is shown, only the lines that are printed to its console.
     """
-    console = console or Console(stderr=True)
-    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), "{task.description}")
-    bar = progress_bar(*columns, console=console)
+    bar = progress_bar(SpinnerColumn(), BarColumn(), MofNCompleteColumn(), "{task.description}")
     bar.add_task("", total=total)
     return bar
 

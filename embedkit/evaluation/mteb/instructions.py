@@ -40,11 +40,11 @@ class Instructions:
 
     def of(self, task: AbsTask) -> dict[str, str]:
         """Return the prefixes of the sides that are named, of a task that is no aggregate."""
-        keys = _keys_of(task)
-        found = {
-            side: [key for key in named if key in self.prefixes] for side, named in keys.items()
-        }
-        return {side: self.prefixes[named[0]] for side, named in found.items() if named}
+        told: dict[str, str] = {}
+        for side, keys in _keys_of(task).items():
+            if known := [key for key in keys if key in self.prefixes]:
+                told[side] = self.prefixes[known[0]]
+        return told
 
     def check(self, tasks: Sequence[AbsTask]) -> None:
         """Warn of keys of a file that none of the tasks has.
@@ -94,9 +94,7 @@ def _read(file: str) -> dict[str, str]:
         content = json.loads(path.read_text(encoding="utf-8")) if is_json else read_toml(path)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from None
-    except ValueError as error:
-        if isinstance(error, UserError):
-            raise
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(content, dict) or not content:
         raise UserError(f"{file}: holds no instructions; write the name of a task and its prefix")

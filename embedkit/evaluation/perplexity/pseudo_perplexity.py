@@ -13,7 +13,6 @@ from typing import NamedTuple, Unpack
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -44,8 +43,6 @@ def evaluate_perplexity(
     models: Sequence[str],
     data: str | Path,
     output: str | Path,
-    *,
-    console: Console | None = None,
     **options: Unpack[PerplexityOptions],
 ) -> list[Point]:
     """Measure models at several lengths; keep every document's loss under ``output``.
@@ -59,7 +56,6 @@ def evaluate_perplexity(
         data: a file with a column ``text``, a document a row; or a manifest of text, by name or
             path. Only held-out documents of a manifest are used, if it holds any out.
         output: a folder; ``documents.jsonl`` in it may hold the losses of many models.
-        console: console for progress; standard error by default.
         options: the fields of ``embedkit.PerplexitySettings``, with the defaults they have there;
             ``lengths`` has none.
 
@@ -75,7 +71,7 @@ def evaluate_perplexity(
     results = ResultFile(Path(output) / "documents.jsonl")
     points = []
     total = sum(len(documents) for *_, lengths in subjects for documents in lengths.values())
-    with progress_of(total, console) as progress:
+    with progress_of(total) as progress:
         for name, (model, mask_id, lengths) in zip(_names(models), subjects, strict=True):
             nn.Module.to(model, device)
             scorer = MaskedTokenScorer(model, mask_id, autocast=autocast)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
+from statistics import fmean, stdev
 
 from embedkit.evaluation.tables import as_csv
 
@@ -59,11 +60,10 @@ def summarise(scored: Sequence[Scored]) -> Point:
     is that of a mean over documents, whatever share of their positions was masked; that of the
     pseudo-perplexity follows by the delta method.
     """
-    count = len(scored)
-    loss = math.fsum(document.loss for document in scored) / count
+    count, losses = len(scored), [document.loss for document in scored]
+    loss = fmean(losses)
     perplexity = math.exp(min(loss, 700.0))
-    squares = math.fsum((document.loss - loss) ** 2 for document in scored)
-    stderr = math.sqrt(squares / (count * (count - 1))) if count > 1 else None
+    stderr = stdev(losses) / math.sqrt(count) if count > 1 else None
     unseen = math.fsum((1 - s.positions / s.maskable) * s.variance / s.positions for s in scored)
     return Point(
         model=scored[0].model,
