@@ -9,6 +9,11 @@ def some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
+def repeated(names: Sequence[str]) -> list[str]:
+    """Return the names that come up more than once, each once and in alphabetical order."""
+    return sorted({name for name in names if names.count(name) > 1})
+
+
 class UserError(ValueError):
     """A mistake that the user can mend. The command line prints it on one line and exits with 2."""
 

@@ -9,7 +9,7 @@ from embedkit.data.batch_sampler import BatchSampler, Source, alpha_weights, ste
 from embedkit.data.batch_table import BatchTable
 from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.pairs.records import Records, open_records
-from embedkit.errors import ArgumentError, DataError, UserError
+from embedkit.errors import ArgumentError, DataError, UserError, repeated
 from embedkit.recipe import Recipe
 from embedkit.recipe.training_settings import manifests_of, weights_of
 
@@ -53,9 +53,8 @@ def open_mixture(recipe: Recipe, given: Mapping[str, Records] | None = None) -> 
         given[name].renamed(name) if name in given else open_records(manifests[name])
         for name in names
     )
-    own_names = [source.name for source in records]
-    if repeated := sorted({name for name in own_names if own_names.count(name) > 1}):
-        raise UserError(f"data.mix: two sources are called {', '.join(repeated)}; rename one")
+    if twice := repeated([source.name for source in records]):
+        raise UserError(f"data.mix: two sources are called {', '.join(twice)}; rename one")
     sources = tuple(
         Source(source.name, len(source), source.batch_size or recipe.data.batch_size)
         for source in records

@@ -16,7 +16,7 @@ from embedkit.data.text.masked_batches import MaskedBatch, MaskedBatches, Maskin
 from embedkit.data.text.packing import Rows, pack
 from embedkit.data.text.texts import Texts
 from embedkit.data.text.tokenized import Tokenized, prepare
-from embedkit.errors import DataError, UserError
+from embedkit.errors import DataError, UserError, repeated
 from embedkit.recipe import PretrainRecipe, TextData
 from embedkit.recipe.training_settings import manifests_of, weights_of
 from embedkit.tokens.vocabulary import Vocabulary
@@ -102,9 +102,9 @@ def open_text_mixture(
     texts = texts_of(recipe, given)
     endings = [f"+{mix.min_tokens}" if mix.min_tokens else "" for mix in data.mix]
     names = [texts[mix.manifest].name + end for mix, end in zip(data.mix, endings, strict=True)]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
+    if twice := repeated(names):
         raise UserError(
-            f"data.mix: two entries are called {', '.join(repeated)}: take one out, rename it, or "
+            f"data.mix: two entries are called {', '.join(twice)}: take one out, rename it, or "
             "give it another min_tokens"
         )
     tokenized = {manifest: prepare(source, tokenizer) for manifest, source in texts.items()}

@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from pydantic.functional_validators import field_validator, model_validator
 
 from embedkit.config import Section, validated
-from embedkit.errors import UserError
+from embedkit.errors import UserError, repeated
 from embedkit.recipe import extensions
 from embedkit.recipe.contextual_config import ContextualConfig
 from embedkit.recipe.evaluation_settings import Evaluation
@@ -98,9 +98,8 @@ class Data(Section):
                 "cluster --output DIR and name its folder"
             )
         weights_of(self.mix)
-        names = [mix.manifest for mix in self.mix]
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"{', '.join(repeated)} stands more than once in the mixture")
+        if twice := repeated([mix.manifest for mix in self.mix]):
+            raise ValueError(f"{', '.join(twice)} stands more than once in the mixture")
         return self
 
 

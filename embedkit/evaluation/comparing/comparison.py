@@ -8,7 +8,7 @@ from typing import Unpack
 import numpy as np
 
 from embedkit.config import from_arguments, read_toml
-from embedkit.errors import UserError
+from embedkit.errors import UserError, repeated
 from embedkit.evaluation.comparing.by_task import Contest, contest
 from embedkit.evaluation.comparing.runs import Group, Run, read_group, read_run
 from embedkit.evaluation.comparing.statistics import Difference, of_groups
@@ -85,8 +85,8 @@ def compare_groups(
     names = [group.name for group in groups]
     if not names:
         raise UserError("no run to compare: name folders of runs, or groups of them")
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"two runs are called {', '.join(repeated)}: rename one's folder")
+    if twice := repeated(names):
+        raise UserError(f"two runs are called {', '.join(twice)}: rename one's folder")
     runs = [run for group in groups for run in group.runs]
     scored = [set(run.summary.scores) for run in runs]
     shared = [task for task in runs[0].summary.scores if all(task in own for own in scored)]

@@ -14,7 +14,7 @@ from embedkit.config import expand
 from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.pairs.held_out import write_tasks
 from embedkit.data.pairs.records import Records
-from embedkit.errors import UserError
+from embedkit.errors import UserError, repeated
 from embedkit.evaluation.mteb.instructions import Instructions
 from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.recipe import Evaluation, Recipe, as_recipe
@@ -35,9 +35,8 @@ def select_tasks(
     selected += [task for folder in task_dirs for task in read_task_folders(folder)]
     if not selected:
         raise UserError("no task to evaluate on: name a benchmark, tasks or folders of tasks")
-    names = [task.metadata.name for task in selected]
-    if repeated := ", ".join(sorted({name for name in names if names.count(name) > 1})):
-        raise UserError(f"{repeated}: two tasks have this name; rename the folder of one of them")
+    if twice := ", ".join(repeated([task.metadata.name for task in selected])):
+        raise UserError(f"{twice}: two tasks have this name; rename the folder of one of them")
     return selected
 
 
