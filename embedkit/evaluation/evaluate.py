@@ -1,15 +1,12 @@
 """``evaluate`` and ``estimate`` open a model and tasks by name; ``score`` scores a loaded model."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from copy import copy
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Unpack
 
 from mteb.abstasks.abstask import AbsTask
-from transformers import PreTrainedModel
 
 from embedkit import distributed
 from embedkit.distributed.interrupt import StopRequest
@@ -27,16 +24,16 @@ from embedkit.evaluation.mteb.estimate import estimate as estimate_tasks
 from embedkit.evaluation.mteb.instructions import Instructions
 from embedkit.evaluation.mteb.mirror import check_mirror
 from embedkit.evaluation.mteb.scoring import evaluate as score_tasks
-from embedkit.evaluation.mteb.task_selection import leaves, select_tasks, tasks_of
+from embedkit.evaluation.mteb.task_selection import leaves, select_tasks, sides_by_name, tasks_of
 from embedkit.evaluation.mteb.untrained_prompts import warn_of_prompts
 from embedkit.evaluation.mteb.verification import Verification, verify_scores
 from embedkit.evaluation.settings import EvaluationOptions, EvaluationSettings, settings_of
 from embedkit.evaluation.summary import EvaluationInterrupted, Summary
-from embedkit.models import hub, precision
+from embedkit.models import hub
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedding_model import EmbeddingModel
-from embedkit.models.load import opened
-from embedkit.recipe import Dtype, Recipe, as_recipe
+from embedkit.models.load import computing_in, cutting_at, opened
+from embedkit.recipe import Recipe, as_recipe
 from embedkit.storage import cache
 from embedkit.storage.offline import ask_again
 
@@ -66,14 +63,12 @@ def evaluate(
             give what an option asks for.
         EvaluationInterrupted: Ctrl-C or SIGTERM came while tasks were scored.
     """
-    resolved, settings = _resolved(recipe, tasks, options)
     device = distributed.local_device()
     # The other ranks go on until rank 0 has ended: one that ends first breaks its collective.
     with distributed.group(device), StopRequest(at_once=distributed.is_main()) as request:
-        whole = opened(model, dtype=settings.dtype).to(device)
-        subject = _cutting_at(settings.max_tokens, whole)
+        subject, select, settings = _opened(model, tasks, recipe, options)
         out = Path(output)
-        chosen = partial(_select, tasks, resolved, out / "tasks", settings)
+        chosen = partial(select, out / "tasks")
         # Libraries swallow a KeyboardInterrupt here and there: the request is looked at again at
         # every batch, and after every task.
         with subject.register_forward_pre_hook(lambda *_: request.repeat()):
@@ -100,7 +95,8 @@ def score(
     def scored(encoder: DistributedEncoder) -> Summary:
         kept = None
         if settings.cache_bytes is not None:
-            kept = VectorCache(cache.root() / "vectors", settings.cache_bytes)
+            folder = cache.root() / "vectors"
+            kept = VectorCache(folder, settings.cache_bytes, model.vector_dtype)
 
         chosen = tasks()
         instructions = _instructions(settings, chosen)
@@ -117,7 +113,7 @@ def score(
         )
 
     ask_again()
-    with _computing_in(settings.dtype, model):
+    with computing_in(settings.dtype, model):
         return _encoder(model, settings).run_on_main(scored)
 
 
@@ -136,15 +132,13 @@ def estimate(
         UserError: the model or a task does not exist, a task folder is broken, or the model cannot
             give what an option asks for.
     """
-    resolved, settings = _resolved(recipe, tasks, options)
-    whole = opened(model, dtype=settings.dtype).to(distributed.local_device())
-    subject = _cutting_at(settings.max_tokens, whole)
+    subject, select, settings = _opened(model, tasks, recipe, options)
     encoder = _encoder(subject, settings)
     documents = None
     if isinstance(encoder, ContextualEncoder) and encoder.frozen is None:
         documents = encoder.num_documents
-    with _computing_in(settings.dtype, subject), tempfile.TemporaryDirectory() as folder:
-        chosen = _select(tasks, resolved, Path(folder), settings)
+    with computing_in(settings.dtype, subject), tempfile.TemporaryDirectory() as folder:
+        chosen = select(Path(folder))
         instructions = _instructions(settings, chosen)
         warn_of_prompts(subject, chosen, instructions)
         return estimate_tasks(
@@ -180,50 +174,53 @@ def verify(
     Raises:
         UserError: no task has a score, or the stock libraries cannot open or score the model.
     """
-    resolved, settings = _resolved(recipe, tasks, options)
-    encoder = _encoder(opened(model, dtype=settings.dtype), settings)
+    subject, select, settings = _opened(model, tasks, recipe, options)
     with tempfile.TemporaryDirectory() as folder:
         return verify_scores(
-            encoder,
+            _encoder(subject, settings),
             hub.resolve(str(model)),
-            _select(tasks, resolved, Path(folder), settings),
+            select(Path(folder)),
             summary,
             settings,
             count=count,
         )
 
 
-def _resolved(
-    recipe: Recipe | str | Path | None, tasks: Sequence[str | Path], options: EvaluationOptions
-) -> tuple[Recipe | None, EvaluationSettings]:
-    """Return the recipe, and the settings that options and the recipe's evaluation say."""
-    if recipe is None:
-        return None, settings_of(None, options)
-    if tasks or options.get("benchmark"):
+def _opened(
+    model: str | Path | EmbeddingModel,
+    tasks: Sequence[str | Path],
+    recipe: Recipe | str | Path | None,
+    options: EvaluationOptions,
+) -> tuple[EmbeddingModel, Callable[[Path], list[AbsTask]], EvaluationSettings]:
+    """Return the model, a function that opens the tasks, and the settings of an evaluation.
+
+    The function writes the held-out tasks of a recipe to the folder that it is given.
+    """
+    resolved = None if recipe is None else as_recipe(recipe)
+    if resolved and (tasks or options.get("benchmark")):
         raise UserError("recipe excludes tasks and benchmark: the recipe says what to evaluate on")
-    resolved = as_recipe(recipe)
-    return resolved, settings_of(resolved.evaluation, options)
+    settings = settings_of(resolved.evaluation if resolved else None, options)
+    whole = opened(model, dtype=settings.dtype).to(distributed.local_device())
+
+    def select(folder: Path) -> list[AbsTask]:
+        chosen = tasks_of(resolved, folder) if resolved else _named(tasks, settings.benchmark)
+        if settings.mirror is not None:
+            check_mirror(settings.mirror, [part for task in chosen for part in leaves(task)])
+        return chosen
+
+    return cutting_at(settings.max_tokens, whole), select, settings
 
 
-def _select(
-    tasks: Sequence[str | Path], recipe: Recipe | None, folder: Path, settings: EvaluationSettings
-) -> list[AbsTask]:
-    """Return the tasks to score; a recipe's held-out tasks are written to ``folder``."""
-    if recipe is None:
-        folders = [Path(task) for task in tasks if Path(task).is_dir()]
-        names = [str(task) for task in tasks if not Path(task).is_dir()]
-        chosen = select_tasks(settings.benchmark, names, folders)
-    else:
-        chosen = tasks_of(recipe, folder)
-    if settings.mirror is not None:
-        check_mirror(settings.mirror, [part for task in chosen for part in leaves(task)])
-    return chosen
+def _named(tasks: Sequence[str | Path], benchmark: str | None) -> list[AbsTask]:
+    folders = [Path(task) for task in tasks if Path(task).is_dir()]
+    names = [str(task) for task in tasks if not Path(task).is_dir()]
+    return select_tasks(benchmark, names, folders)
 
 
 def _instructions(settings: EvaluationSettings, tasks: Sequence[AbsTask]) -> Instructions:
     """Return the instructions that are asked for, and verify that they are those of tasks."""
     instructions = Instructions.asked_for(settings.instructions)
-    instructions.check([part for task in tasks for part in leaves(task)])
+    instructions.check(sides_by_name(tasks))
     return instructions
 
 
@@ -231,43 +228,6 @@ def _wrapped(encoder: TextEncoder, kept: VectorCache | None, dimensions: int | N
     """Return the encoder with its vectors kept, if asked for, and then shortened, if asked for."""
     whole = CachedEncoder(encoder, kept) if kept else encoder
     return Truncated(whole, dimensions) if dimensions else whole
-
-
-@contextmanager
-def _computing_in(dtype: Dtype, model: EmbeddingModel) -> Iterator[None]:
-    """Have the model compute in ``dtype``, and afterwards as before."""
-    earlier = model.autocast
-    model.autocast = precision.autocast_dtype(dtype, model.device)
-    # Flash kernels take no fp32, and a model that is being trained may have been loaded with one.
-    kernels = {} if model.autocast else _flash_kernels(model)
-    try:
-        for encoder in kernels:
-            encoder.set_attn_implementation("sdpa")
-        yield
-    finally:
-        for encoder, kernel in kernels.items():
-            encoder.set_attn_implementation(kernel)
-        model.autocast = earlier
-
-
-def _flash_kernels(model: EmbeddingModel) -> dict[PreTrainedModel, str]:
-    """Return the encoders of transformers that compute attention by a flash kernel, and which."""
-    encoders = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    kernels = {encoder: str(encoder.config._attn_implementation) for encoder in encoders}
-    return {encoder: kernel for encoder, kernel in kernels.items() if kernel.startswith("flash")}
-
-
-def _cutting_at(max_tokens: int | None, model: EmbeddingModel) -> EmbeddingModel:
-    """Return the model with another length limit; weights are shared, and it is left as it is."""
-    if max_tokens is None:
-        return model
-    if max_tokens > model.position_limit:
-        mistake = f"{model.name} reads at most {model.position_limit} tokens"
-        remedy = f"choose from 3 to {model.position_limit} (got {max_tokens})"
-        raise ArgumentError(("max_tokens", f"{mistake}; {remedy}"))
-    shortened = copy(model)
-    shortened.max_tokens = max_tokens
-    return shortened
 
 
 def _encoder(model: EmbeddingModel, settings: EvaluationSettings) -> DistributedEncoder:

@@ -59,7 +59,7 @@ def prepare(
     unit_norm = starting_model.scale_to_unit_norm(model)
     mixture = open_batches(open_mixture(recipe, sources), recipe)
     _check_scores(recipe, mixture)
-    check_held_out(recipe.evaluation, mixture.manifests)
+    check_held_out(recipe.evaluation, mixture.manifests, tasks)
     recipe = resolve_steps(recipe, mixture)
     sampler = build_batch_sampler(mixture, recipe)
     starting_model.set_prompts(recipe, mixture.records, model)

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -125,6 +125,13 @@ class EmbeddingModel(nn.Module, ABC):
         )
 
     @property
+    def vector_dtype(self) -> np.dtype[Any]:
+        """Type to which ``encode`` rounds vectors, as sentence-transformers does: fp16 if the model
+        computes in fp16, else fp32.
+        """
+        return np.dtype(np.float16 if self.autocast is torch.float16 else np.float32)
+
+    @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
@@ -142,7 +149,8 @@ class EmbeddingModel(nn.Module, ABC):
     ) -> NDArray[np.float32]:
         """Embed one text or a list of texts, as sentence-transformers does.
 
-        Shapes: a list of n texts -> ``(n, D)``, one text -> ``(D,)``; fp32.
+        Shapes: a list of n texts -> ``(n, D)``, one text -> ``(D,)``; fp32, rounded to fp16 if the
+        model computes in fp16.
 
         Args:
             texts: one text, or a list of any number of texts.
@@ -163,7 +171,7 @@ class EmbeddingModel(nn.Module, ABC):
                 another model, or is given to a model of one stage.
         """
         embed = self._reader(context)
-        return self._embed(
+        vectors = self._embed(
             texts,
             self._prompt_of(role) if prompt is None else prompt,
             embed,
@@ -173,6 +181,7 @@ class EmbeddingModel(nn.Module, ABC):
             normalize=normalize_embeddings and not self.is_unit_norm,
             show_progress=show_progress,
         )
+        return vectors.astype(self.vector_dtype, copy=False).astype(np.float32, copy=False)
 
     @abstractmethod
     def _reader(self, context: Context | None) -> Callable[[TokenBatch], Tensor]:

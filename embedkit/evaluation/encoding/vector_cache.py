@@ -8,10 +8,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from embedkit.storage.blocks import BlockFile
 from embedkit.storage.hashing import sha256_of_text
@@ -19,7 +20,7 @@ from embedkit.storage.hashing import sha256_of_text
 Keys = NDArray[np.uint64]
 """Shapes: ``(texts, 2)``, the 128 bits of a hash."""
 
-FORMAT = 3
+FORMAT = 4
 """Number of the format, which is part of every folder's name. Other formats are not read, and are
 deleted when the vectors in use need room."""
 _BLOCK = 256
@@ -44,16 +45,18 @@ def keys_of(texts: Sequence[str]) -> Keys:
 class VectorCache:
     """A folder of vectors on a local disk, which several processes may use at once.
 
-    The vectors of one model under one prompt are a group, in a folder of its own. Texts of a
-    damaged block are not found, with a warning, and can be kept again.
+    The vectors of one model under one prompt are a group, in a folder of its own. They are stored
+    in ``dtype``, to which they must be rounded already. Texts of a damaged block are not found,
+    with a warning, and can be kept again.
 
     To stay below ``max_bytes``, whole groups are deleted, the least recently used first. The group
     in use stays; once it fills the cache alone, no more vectors are kept. Nor are they once the
     disk is full or fails, of which a warning tells once.
     """
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int, dtype: DTypeLike = np.float32) -> None:
         self._folder, self._max_bytes, self._failed = folder, max_bytes, False
+        self._dtype = np.dtype(dtype)
         with self._without_failure():
             folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(folder / ".lock")
@@ -80,7 +83,7 @@ class VectorCache:
             return
         with self._without_failure(), self._lock:
             group = self._group(identity, prompt)
-            if self._make_room(group.folder, _Group.size(*vectors.shape)):
+            if self._make_room(group.folder, group.size(*vectors.shape)):
                 group.add(keys, vectors)
 
     @contextmanager
@@ -95,8 +98,9 @@ class VectorCache:
             self._failed = True
 
     def _group(self, identity: str, prompt: str) -> "_Group":
-        name = sha256_of_text(f"{FORMAT}\n{identity}\n{prompt}")[:32]
-        return self._groups.setdefault(name, _Group(self._folder / f"{name}{_SUFFIX}"))
+        name = sha256_of_text(f"{FORMAT}\n{self._dtype}\n{identity}\n{prompt}")[:32]
+        folder = self._folder / f"{name}{_SUFFIX}"
+        return self._groups.setdefault(name, _Group(folder, self._dtype))
 
     def _make_room(self, in_use: Path, needed: int) -> bool:
         """Delete what was used longest ago; return whether ``needed`` bytes fit now."""
@@ -127,15 +131,14 @@ class _Group:
     Texts that are added begin a new block, whose rows without a text have the key 0.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
+        self.folder, self._dtype = folder, dtype
         self._key_file = BlockFile(folder / "keys", np.dtype(np.uint64), width=2, block=_BLOCK)
         self._read_at: tuple[int, ...] = ()
 
-    @staticmethod
-    def size(texts: int, width: int) -> int:
+    def size(self, texts: int, width: int) -> int:
         """Return how many bytes so many texts take, but for digests."""
-        return (texts + -texts % _BLOCK) * (_KEY_BYTES + 4 * width)
+        return (texts + -texts % _BLOCK) * (_KEY_BYTES + self._dtype.itemsize * width)
 
     def find(self, keys: Keys) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
         """Return which keys are there, and their vectors, as ``VectorCache.find`` does."""
@@ -202,7 +205,7 @@ class _Group:
 
     def _vector_file(self, width: int) -> BlockFile:
         path = self.folder / f"{width}.vectors"
-        return BlockFile(path, np.dtype(np.float32), width=width, block=_BLOCK)
+        return BlockFile(path, self._dtype, width=width, block=_BLOCK)
 
     def _state(self) -> tuple[int, ...]:
         """Return numbers that change with the file of keys; none if there is no file."""

@@ -5,6 +5,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -13,7 +14,7 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 
 from embedkit.config import expand, read_toml
 from embedkit.errors import UserError, some
-from embedkit.tokens.prompts import benchmark_prompts
+from embedkit.tokens.prompts import SIDES, benchmark_prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +42,30 @@ class Instructions:
     def of(self, task: AbsTask) -> dict[str, str]:
         """Return the prefixes of the sides that are named, of a task that is no aggregate."""
         told: dict[str, str] = {}
-        for side, keys in _keys_of(task).items():
+        for side, keys in _keys_of(task.metadata.name, sides_of(task)).items():
             if known := [key for key in keys if key in self.prefixes]:
                 told[side] = self.prefixes[known[0]]
         return told
 
-    def check(self, tasks: Sequence[AbsTask]) -> None:
+    def check(self, sides: Mapping[str, Sequence[str]]) -> None:
         """Warn of keys of a file that none of the tasks has.
 
         Args:
-            tasks: tasks to score, the parts of aggregates in their place.
+            sides: the sides of each task to score by its name, the parts of aggregates in their
+                place.
 
         Raises:
             UserError: no task has any of the keys.
         """
         if self.file is None:
             return
-        keys = {key for task in tasks for named in _keys_of(task).values() for key in named}
+        by_side = [_keys_of(name, own).values() for name, own in sides.items()]
+        keys = {key for named in chain(*by_side) for key in named}
         unused = [key for key in self.prefixes if key not in keys]
         if not unused:
             return
         if len(unused) == len(self.prefixes):
-            near = difflib.get_close_matches(unused[0], keys, n=1) or [tasks[0].metadata.name]
+            near = difflib.get_close_matches(unused[0], keys, n=1) or [*sides]
             raise UserError(
                 f"{self.file}: names none of the tasks that are scored (first key: {unused[0]}); a "
                 f"key is a task's exact name, such as {near[0]}"
@@ -78,12 +81,11 @@ NO_INSTRUCTIONS = Instructions()
 def sides_of(task: AbsTask) -> tuple[str, ...]:
     """Return the sides whose prompts may differ: query and document, or else text alone."""
     sided = isinstance(task, AbsTaskRetrieval) or getattr(task, "input1_prompt_type", None)
-    return ("query", "document") if sided else ("text",)
+    return SIDES if sided else ("text",)
 
 
-def _keys_of(task: AbsTask) -> dict[str, list[str]]:
+def _keys_of(name: str, sides: Sequence[str]) -> dict[str, list[str]]:
     """Return the keys of a task's sides, those that count first in front."""
-    name, sides = task.metadata.name, sides_of(task)
     return {side: [name] if side == "text" else [f"{name}-{side}", name] for side in sides}
 
 

@@ -15,9 +15,10 @@ from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.pairs.held_out import write_tasks
 from embedkit.data.pairs.records import Records
 from embedkit.errors import UserError, repeated
-from embedkit.evaluation.mteb.instructions import Instructions
-from embedkit.evaluation.task_folders.reading import read_task_folders
+from embedkit.evaluation.mteb.instructions import Instructions, sides_of
+from embedkit.evaluation.task_folders.reading import kinds_by_name, read_task_folders
 from embedkit.recipe import Evaluation, Recipe, as_recipe
+from embedkit.tokens.prompts import SIDES
 
 MTEB_ENGLISH = "MTEB(eng, v1)"
 
@@ -53,6 +54,11 @@ def searches_corpus(task: AbsTask) -> bool:
     )
 
 
+def sides_by_name(tasks: Sequence[AbsTask]) -> dict[str, tuple[str, ...]]:
+    """Return the sides of each task, with the parts of aggregates in their place."""
+    return {part.metadata.name: sides_of(part) for task in tasks for part in leaves(task)}
+
+
 def known_tasks(wanted: Evaluation) -> list[AbsTask]:
     """Return the tasks that an ``[evaluation]`` table names, which are all but the held-out ones.
 
@@ -62,19 +68,40 @@ def known_tasks(wanted: Evaluation) -> list[AbsTask]:
     instructions, tasks = Instructions.asked_for(wanted.instructions), list[AbsTask]()
     if wanted.benchmark or wanted.tasks or wanted.task_dirs:
         tasks = select_tasks(wanted.benchmark, wanted.tasks, _folders(wanted))
-        # The concepts that are held out make further tasks, which a file may name.
+        # A file may name held-out tasks too: ``check_held_out`` knows their names.
         if not wanted.held_out:
-            instructions.check([part for task in tasks for part in leaves(task)])
+            instructions.check(sides_by_name(tasks))
     return tasks
 
 
-def check_held_out(wanted: Evaluation, manifests: Sequence[Manifest]) -> None:
-    """Raise if held-out tasks are wanted and no manifest of the mixture holds anything out."""
-    if wanted.held_out and not any(manifest.held_out for manifest in manifests):
+def check_held_out(
+    wanted: Evaluation, manifests: Sequence[Manifest], known: Sequence[AbsTask]
+) -> None:
+    """Verify, if held-out tasks are wanted, that there are any, and the keys of instructions.
+
+    Args:
+        wanted: the ``[evaluation]`` table.
+        manifests: manifests of the mixture.
+        known: the tasks that ``known_tasks`` returned.
+
+    Raises:
+        UserError: no manifest holds anything out, or no task has a key of the instructions.
+    """
+    if not wanted.held_out:
+        return
+    held_out = [
+        task for manifest in manifests if manifest.held_out for task in manifest.held_out.tasks
+    ]
+    if not held_out:
         raise UserError(
             "evaluation.held_out = true, but no source of the mixture holds anything out: give a "
             "manifest a [held_out] table, or set it to false"
         )
+    sides = sides_by_name(known)
+    for task in held_out:
+        for name, kind in kinds_by_name(task.name, task.type).items():
+            sides[name] = SIDES if kind == "retrieval" else ("text",)
+    Instructions.asked_for(wanted.instructions).check(sides)
 
 
 def tasks_of(recipe: Recipe, folder: Path) -> list[AbsTask]:

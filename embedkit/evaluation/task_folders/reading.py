@@ -78,6 +78,12 @@ _KINDS = {
 }
 
 
+def kinds_by_name(folder: str, type_: str) -> dict[str, str]:
+    """Return the kind of each task that a folder of a type holds, by the task's name."""
+    kinds = type_.split("+")
+    return {folder: type_} if len(kinds) == 1 else {f"{folder}_{kind}": kind for kind in kinds}
+
+
 def _tasks(folder: Path) -> list[AbsTask]:
     path = folder / "task.json"
     try:
@@ -92,10 +98,8 @@ def _tasks(folder: Path) -> list[AbsTask]:
     wanted = settings.get("type")
     if wanted not in known:
         raise DataError(f"{path}: type must be one of {', '.join(known)} (got {wanted!r})")
-    name, kinds = folder.resolve().name, wanted.split("+")
-    if len(kinds) == 1:
-        return [_task(folder, name, wanted, settings)]
-    return [_task(folder, f"{name}_{kind}", kind, settings) for kind in kinds]
+    kinds = kinds_by_name(folder.resolve().name, wanted)
+    return [_task(folder, name, kind, settings) for name, kind in kinds.items()]
 
 
 def _task(folder: Path, name: str, wanted: str, settings: Mapping[str, Any]) -> AbsTask:

@@ -189,11 +189,14 @@ def test_a_cut_is_scored_apart_from_the_whole(
     assert cut == pytest.approx(expected, abs=1e-6)
 
 
-def starter_in_bf16() -> Embedder:
+HALVES = [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
+
+
+def starter_in(dtype: torch.dtype) -> Embedder:
     """MiniLM, whose last bits depend on a text's batch here: a tiny model may hide that."""
     model = hub.load("starter")
     assert isinstance(model, Embedder)
-    model.autocast = torch.bfloat16
+    model.autocast = dtype
     return model
 
 
@@ -207,11 +210,14 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders, "_ROUND_TOKENS", 500)
 
 
-def test_a_cache_changes_no_bit_of_a_vector(tmp_path: Path, small_batches: None) -> None:
-    model = starter_in_bf16()
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_cache_changes_no_bit_of_a_vector(
+    dtype: torch.dtype, tmp_path: Path, small_batches: None
+) -> None:
+    model = starter_in(dtype)
     expected = model.encode(SENTENCES)
     assert not np.array_equal(model.encode(SENTENCES[::2]), expected[::2]), "nothing to keep apart"
-    cache = VectorCache(tmp_path, 10**8)
+    cache = VectorCache(tmp_path, 10**8, model.vector_dtype)
     encoder = CachedEncoder(model, cache)
     # An empty cache, one that holds some batches, one that holds each text in other batches too,
     # and one that holds all batches.
@@ -220,12 +226,16 @@ def test_a_cache_changes_no_bit_of_a_vector(tmp_path: Path, small_batches: None)
         np.testing.assert_array_equal(encoder.encode(texts), model.encode(texts))
     np.testing.assert_array_equal(encoder.encode(SENTENCES), expected)
     np.testing.assert_array_equal(encoder.encode(SENTENCES[::-1])[::-1], expected)
+    (vectors,) = tmp_path.glob("*.texts/384.vectors")
+    (keys,) = tmp_path.glob("*.texts/keys")
+    bytes_of_a_number = 2 if dtype is torch.float16 else 4
+    assert vectors.stat().st_size / keys.stat().st_size == 384 * bytes_of_a_number / 16
 
 
 def test_a_killed_run_leaves_vectors_that_the_next_one_would_make(
     tmp_path: Path, small_batches: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, cache = starter_in_bf16(), VectorCache(tmp_path, 10**8)
+    model, cache = starter_in(torch.bfloat16), VectorCache(tmp_path, 10**8)
     expected, encode, rounds = model.encode(SENTENCES), model.encode, count()
 
     def interrupted(texts: list[str], *, prompt: str = "") -> np.ndarray:
@@ -241,14 +251,17 @@ def test_a_killed_run_leaves_vectors_that_the_next_one_would_make(
     np.testing.assert_array_equal(CachedEncoder(model, cache).encode(SENTENCES), expected)
 
 
-def test_ranks_change_no_bit_of_a_vector(tmp_path: Path, small_batches: None) -> None:
-    np.save(tmp_path / "alone.npy", starter_in_bf16().encode(SENTENCES))
-    for ranks in (2, 3):
-        run_on_ranks(ranks, encode_on_ranks, tmp_path)
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_ranks_change_no_bit_of_a_vector(
+    dtype: torch.dtype, ranks: int, tmp_path: Path, small_batches: None
+) -> None:
+    np.save(tmp_path / "alone.npy", starter_in(dtype).encode(SENTENCES))
+    run_on_ranks(ranks, encode_on_ranks, dtype, tmp_path)
 
 
-def encode_on_ranks(folder: Path) -> None:
-    found = DistributedEncoder(starter_in_bf16()).run_on_main(lambda each: each.encode(SENTENCES))
+def encode_on_ranks(dtype: torch.dtype, folder: Path) -> None:
+    found = DistributedEncoder(starter_in(dtype)).run_on_main(lambda each: each.encode(SENTENCES))
     np.testing.assert_array_equal(found, np.load(folder / "alone.npy"))
 
 

@@ -1,21 +1,25 @@
 """Instructions in a file of the user's, by mteb's keys."""
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
 import tomli_w
 from embedkit_cli.app import app
+from support.small_runs import write_small_recipe
 from support.task_folders import write_task
 from typer.testing import CliRunner
 
 import embedkit
+from embedkit.data.manifests.manifest import load_manifest
 from embedkit.errors import UserError
 from embedkit.evaluation.mteb.instructions import Instructions
 from embedkit.evaluation.mteb.task_prompts import resolve_prompts
-from embedkit.evaluation.mteb.task_selection import select_tasks
+from embedkit.evaluation.mteb.task_selection import check_held_out, select_tasks, sides_by_name
 from embedkit.evaluation.summary import Summary
 from embedkit.evaluation.task_folders.reading import read_task_folders
+from embedkit.recipe import Evaluation
 
 
 def written(path: Path, prefixes: object) -> Path:
@@ -59,10 +63,45 @@ def test_keys_that_no_task_has_are_told_in_one_line(tmp_path: Path) -> None:
     file = written(tmp_path / "told.json", dict.fromkeys(["STS12", "STS13-query", *keys], "x: "))
     tasks = select_tasks(tasks=["STS12", "STS13"])
     with pytest.warns(UserWarning, match="no task that is scored is called") as heard:
-        Instructions.asked_for(str(file)).check(tasks)
+        Instructions.asked_for(str(file)).check(sides_by_name(tasks))
     (line,) = heard
     # STS13 has no sides.
     assert str(line.message).endswith("STS13-query, STS-12, other0, other1, other2 and 3 more")
+
+
+def test_keys_of_held_out_tasks_are_verified_before_the_run_starts(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    small_recipe = write_small_recipe(tmp_path, tiny_model)
+    manifest = tmp_path / "pairs.toml"
+    held_out = '{ share = 0.2, tasks = [{ name = "found", type = "retrieval" }] }'
+    text = manifest.read_text().replace('negatives = "negatives"', 'concept = "query"')
+    manifest.write_text(f'held_out = {held_out}\nignore = ["negatives"]\n{text}')
+    file = written(tmp_path / "told.toml", {"fund-query": "q: "})
+    settings = ["evaluation.held_out=true", f'evaluation.instructions="{file}"', "steps=1"]
+    recipe = embedkit.load_recipe(str(small_recipe), [*settings, "optim.warmup_steps=0"])
+    with pytest.raises(UserError, match=r"names none of the tasks .* such as found-query"):
+        embedkit.finetune(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_keys_may_be_of_held_out_tasks_and_of_others(tmp_path: Path) -> None:
+    manifests = [load_manifest("hpo_synonym"), load_manifest("icd10_inclusion")]
+    held_out = [task for each in manifests if each.held_out for task in each.held_out.tasks]
+    keys = [
+        f"{task.name}-document" if task.type == "retrieval" else f"{task.name}_clustering"
+        for task in held_out
+    ]
+    known = select_tasks(tasks=["STS12"])
+    for more, heard in ((["STS12"], None), (["STS12-query", "other"], "STS12-query, other")):
+        file = written(tmp_path / "told.toml", dict.fromkeys([*keys, *more], "x: "))
+        wanted = Evaluation(held_out=True, instructions=str(file))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            check_held_out(wanted, manifests, known)
+        assert [str(each.message).rpartition(" is called ")[2] for each in told] == (
+            [heard] if heard else []
+        )
 
 
 @pytest.mark.parametrize(
