@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,12 @@ Check = Callable[[Any], Any]
 """Returns the value of a key as a task needs it, or raises ``ValueError`` with the mistake."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line of a file."""
+class Row(dict[str, Any]):
+    """The values of a line of a file, by key."""
 
-    path: Path
-    line: int
-    values: dict[str, Any]
-
-    def __getitem__(self, key: str) -> Any:
-        return self.values[key]
+    def __init__(self, path: Path, line: int) -> None:
+        super().__init__()
+        self.path, self.line = path, line
 
     def error(self, message: str) -> DataError:
         return DataError(f"{self.path}, line {self.line}: {message}")
@@ -38,14 +33,14 @@ def read_rows(path: Path, checks: Mapping[str, Check]) -> Iterator[Row]:
         raise DataError(f"{path}: no such file")
     row = None
     for line, found in rows(path):
-        row = Row(path, line, {})
+        row = Row(path, line)
         for key, check in checks.items():
             if key not in found and check is not optional_string:
                 holder = "the header" if path.suffix == ".tsv" else "the line"
                 present = ", ".join(found) or "nothing"
                 raise row.error(f"{key} is missing; {holder} holds {present}")
             try:
-                row.values[key] = check(found.get(key))
+                row[key] = check(found.get(key))
             except ValueError as error:
                 raise row.error(f"{key} {error}") from None
         yield row

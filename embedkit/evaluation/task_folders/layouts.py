@@ -39,10 +39,10 @@ def retrieval(folder: Path) -> dict[str, Any]:
 def _by_id(path: Path, checks: dict[str, Check]) -> dict[str, dict[str, str]]:
     records: dict[str, dict[str, str]] = {}
     for row in read_rows(path, {"_id": files.identifier, **checks}):
-        id_ = row.values.pop("_id")
+        id_ = row.pop("_id")
         if id_ in records:
             raise row.error(f"_id {id_!r} stands twice in the file: ids must be unique")
-        records[id_] = {"id": id_, **row.values}
+        records[id_] = {"id": id_, **row}
     return records
 
 
@@ -84,7 +84,7 @@ def _retrieval(
 def sts(folder: Path) -> dict[str, Any]:
     path = folder / "test.jsonl"
     checks = {"sentence1": files.text, "sentence2": files.text, "score": files.number}
-    rows = [row.values for row in read_rows(path, checks)]
+    rows = list(read_rows(path, checks))
     return _splits(test=rows) | _score_range(path, "score", [[row["score"] for row in rows]])
 
 
@@ -92,7 +92,7 @@ def pair_classification(folder: Path) -> dict[str, Any]:
     path = folder / "test.jsonl"
     checks = {"sentence1": files.text, "sentence2": files.text, "label": files.binary_label}
     # mteb calls the column of labels "labels".
-    rows = [{"labels": row.values.pop("label"), **row.values} for row in read_rows(path, checks)]
+    rows = [{"labels": row.pop("label"), **row} for row in read_rows(path, checks)]
     if len({row["labels"] for row in rows}) < 2:
         raise DataError(f"{path}: every label is {rows[0]['labels']}; pairs of both are needed")
     return _splits(test=rows)
@@ -114,8 +114,8 @@ def classification(folder: Path) -> dict[str, Any]:
     # mteb's average precision fails on two labels that are words, so labels become numbers.
     classes = {name: index for index, name in enumerate(sorted(counts, key=str))}
     for row in (*train, *test):
-        row.values["label"] = classes[row["label"]]
-    return _splits(train=[row.values for row in train], test=[row.values for row in test])
+        row["label"] = classes[row["label"]]
+    return _splits(train=train, test=test)
 
 
 def clustering(folder: Path) -> dict[str, Any]:
@@ -147,14 +147,13 @@ def summarization(folder: Path) -> dict[str, Any]:
         summaries, scores = len(row["machine_summaries"]), len(row["relevance"])
         if summaries != scores:
             raise row.error(f"{summaries} machine_summaries but {scores} relevance: one each")
-        rows.append(row.values)
+        rows.append(row)
     return _splits(test=rows) | _score_range(path, "relevance", [row["relevance"] for row in rows])
 
 
-def _splits(**rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "dataset": DatasetDict({name: Dataset.from_list(split) for name, split in rows.items()})
-    }
+def _splits(**rows: list[Any]) -> dict[str, Any]:
+    splits = {name: Dataset.from_list(split) for name, split in rows.items()}
+    return {"dataset": DatasetDict(splits)}
 
 
 def _score_range(path: Path, key: str, groups: list[list[float]]) -> dict[str, float]:
