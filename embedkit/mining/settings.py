@@ -46,8 +46,6 @@ class MiningSettings(DtypeSettings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.skip >= self.depth:
-            raise ValueError(f"skip {self.skip} leaves nothing of depth {self.depth}: raise depth")
         if self.negatives > self.depth - self.skip:
             raise ValueError(
                 f"negatives {self.negatives} are more than the ranks from skip {self.skip} to "

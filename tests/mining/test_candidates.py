@@ -80,7 +80,7 @@ def test_what_was_left_out_is_counted() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"skip": 100}, "skip 100 leaves nothing of depth 100: raise depth"),
+        ({"skip": 100}, "negatives 5 are more than the ranks from skip 100 to depth 100: raise"),
         ({"negatives": 8, "depth": 10, "skip": 5}, "negatives 8 are more than the ranks"),
         ({"lists": 5}, "lists and probes are of faiss-ivf, not of torch"),
         ({"margin": -0.1}, "margin: Input should be greater than or equal to 0 (got -0.1)"),

@@ -198,8 +198,7 @@ def load_manifest(name: str) -> Manifest:
     manifest = load_any_manifest(name)
     if isinstance(manifest, Manifest):
         return manifest
-    path = find(FOLDER, name)
-    raise UserError(f"{path}: describes text for pretraining; what is asked for is pairs")
+    raise UserError(f"{name}: describes text for pretraining; what is asked for is pairs")
 
 
 def load_text_manifest(name: str) -> TextManifest:

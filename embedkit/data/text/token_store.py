@@ -66,7 +66,7 @@ class TokenStore:
             if _digest(ids, ends) != counts["sha256"]:
                 raise DataError(
                     f"{self.folder}: block {number} of {self.split} is not as it was written: "
-                    "remove the folder, and it is made anew"
+                    f"{_REMEDY}"
                 )
             documents, tokens = documents + counts["documents"], tokens + counts["tokens"]
 

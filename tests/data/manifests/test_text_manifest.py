@@ -43,7 +43,7 @@ def test_pairs_are_no_text() -> None:
 
 
 def test_text_is_no_pairs() -> None:
-    with pytest.raises(UserError, match=r"text_hpo\.toml: describes text for pretraining"):
+    with pytest.raises(UserError, match=r"text_hpo: describes text for pretraining"):
         load_manifest("text_hpo")
 
 
