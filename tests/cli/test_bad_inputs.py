@@ -135,7 +135,7 @@ BAD = {
         files=rows({**ROW, "query": " "}),
     ),
     "no_text": Bad(
-        ("pairs.jsonl, line 21: positive is 7, not text: correct [columns] or the data",),
+        ("pairs.jsonl, line 21: positive holds 7, not text: correct [columns] or the data",),
         files=rows({**ROW, "positive": 7}),
     ),
     "bad_json": Bad(

@@ -56,13 +56,11 @@ class ColumnPath:
 
     def text_in(self, row: Mapping[str, Any]) -> str:
         """Return the text, which is "" if it is null or blank."""
-        return self._text(self(row), "is")
+        return self._text(self(row))
 
     def texts_in(self, row: Mapping[str, Any]) -> list[str]:
         """Return the texts of lists of any depth; one that is null or blank is ""."""
-        value = self(row)
-        verb = "has" if isinstance(value, list) else "is"
-        return [self._text(element, verb) for element in _flat(value)]
+        return [self._text(element) for element in _flat(self(row))]
 
     def mark_in(self, row: Mapping[str, Any], remedy: str) -> str | None:
         """Return a text or a whole number as text; an error says ``remedy``."""
@@ -73,10 +71,10 @@ class ColumnPath:
             f"{self.text} is {value!r:.60}, neither text nor a whole number: correct {remedy}"
         )
 
-    def _text(self, value: Any, verb: str) -> str:
+    def _text(self, value: Any) -> str:
         if not isinstance(value, str | None):
             raise DataError(
-                f"{self.text} {verb} {value!r:.60}, not text: correct [columns] or the data"
+                f"{self.text} holds {value!r:.60}, not text: correct [columns] or the data"
             )
         return self._encodable(value) if value and value.strip() else ""
 

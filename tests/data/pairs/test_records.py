@@ -120,10 +120,10 @@ def test_negatives_are_a_text_several_columns_or_a_ragged_list(
         ({"query": "b"}, r"mine: rows\.jsonl, line 2: no column 'positive' \(there are 'query'\)"),
         ({"query": " ", "positive": "B"}, r"line 2: query is empty: fill it in, or set drop_empty"),
         ({"query": "b", "positive": None}, r"line 2: positive is empty"),
-        ({"query": 7, "positive": "B"}, r"line 2: query is 7, not text"),
+        ({"query": 7, "positive": "B"}, r"line 2: query holds 7, not text"),
         ({"query": "b", "positive": "B", "label": "\ud800"}, r"line 2: label is not valid Unicode"),
-        ({"query": "b", "positive": ["B"]}, r"line 2: positive is \['B'\], not text"),
-        ({"query": "b", "positive": "B", "negatives": [1]}, r"line 2: negatives has 1, not text"),
+        ({"query": "b", "positive": ["B"]}, r"line 2: positive holds \['B'\], not text"),
+        ({"query": "b", "positive": "B", "negatives": [1]}, r"line 2: negatives holds 1, not text"),
         ({"query": "b", "positive": "\ud800"}, r"line 2: positive is not valid Unicode"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_bad_row_is_named_and_leaves_nothing_in_the_cache(
 
 
 def test_a_bad_row_of_ones_own_is_named_too() -> None:
-    with pytest.raises(DataError, match=r"mine: rows, row 2: query is 7, not text"):
+    with pytest.raises(DataError, match=r"mine: rows, row 2: query holds 7, not text"):
         Records.from_rows([ROWS[0], {"query": 7, "positive": "B"}], name="mine")
     assert built_folders() == []
 

@@ -107,7 +107,7 @@ def test_an_empty_row_is_an_error_or_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": 3}, "row 1: text is 3, not text"),
+        ({"text": 3}, "row 1: text holds 3, not text"),
         ({"body": "a"}, r"row 1: no column 'text' \(there are 'body'\)"),
         ({"text": "\ud800"}, "row 1: text is not valid Unicode"),
     ],

@@ -204,7 +204,7 @@ def test_a_bad_row_leaves_nothing_behind(
 ) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "a"}\n{"text": 3}\n')
-    with pytest.raises(DataError, match=r"rows: rows\.jsonl, line 2: text is 3, not text"):
+    with pytest.raises(DataError, match=r"rows: rows\.jsonl, line 2: text holds 3, not text"):
         prepare(Texts.from_file(path), tokenizer)
     assert not [each for each in (cache.root() / "tokens").iterdir() if each.is_dir()]
 
