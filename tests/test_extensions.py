@@ -239,11 +239,11 @@ def test_a_pooling_trains_and_leaves_a_folder_that_opens_without_it(
     without_mode = block("last_pooling.py").replace("last.stock_mode", "mode")
     install(site, "last_pooling", code=without_mode)
     line = refusal(site, recipe, tmp_path / "new")
-    assert "pools by 'last', which sentence-transformers is not known to have" in line
+    assert "pooling 'last': stock_mode = None is no pooling of sentence-transformers, so" in line
     wrong_mode = block("last_pooling.py").replace("lasttoken", "last")
     install(site, "last_pooling", code=wrong_mode)
     line = refusal(site, recipe, tmp_path / "new")
-    assert "pooling 'last': stock_mode = 'last' is none of sentence-transformers' cls, mean" in line
+    assert "pooling 'last': stock_mode = 'last' is no pooling of sentence-transformers, so" in line
     line = refusal(tmp_path / "elsewhere", recipe, tmp_path / "new")
     assert "embedder.pooling: 'last' is none of the poolings known, which are mean, cls" in line
 

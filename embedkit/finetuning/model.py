@@ -16,8 +16,8 @@ from embedkit.models.contextual.loading import is_contextual, load_contextual
 from embedkit.models.contextual.model import KERNELS, Contextual
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel
-from embedkit.models.export import stock_mode
 from embedkit.models.head import UnitNorm
+from embedkit.models.pooling import stock_mode
 from embedkit.models.trained_prompts import TrainedPrompts
 from embedkit.recipe import Recipe
 from embedkit.tokens.prompts import SEARCH, SIDES, benchmark_prompts
@@ -65,7 +65,7 @@ def load(
     if recipe.context is not None:
         return Contextual.around(model, recipe.context)
     # This raises for a pooling with which the trained model could not be exported.
-    stock_mode(model)
+    stock_mode(model.pooling)
     return model
 
 

@@ -2,7 +2,7 @@
 
 import warnings
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from embedkit.errors import ArgumentError, UserError
 from embedkit.models import hub
@@ -14,9 +14,10 @@ from embedkit.models.head import write_head
 from embedkit.models.neobert import NeoBERTModel
 from embedkit.models.neobert.state_dict import save_hub_layout
 from embedkit.models.onnx import check_installed, write_onnx
-from embedkit.models.pooling import STOCK_MODES, stock_mode_of
+from embedkit.models.pooling import STOCK_MODES, stock_mode
 from embedkit.models.pretrained import quietly
 from embedkit.models.settings import ExportTarget
+from embedkit.models.st_config import write_stored
 from embedkit.storage.atomic import write_json
 from embedkit.storage.folders import check_replaceable, whole_folder
 from embedkit.tokens.tokenizer import save_tokenizer
@@ -72,23 +73,11 @@ def export(
     with whole_folder(folder, "a model") as aside:
         if to == "onnx":
             write_onnx(model, aside / "model.onnx")
+            save_tokenizer(model.tokenizer, aside)
         else:
             _write_neobert(model, source, to, aside)
             _write_settings(model, aside)
-        save_tokenizer(model.tokenizer, aside)
     return folder
-
-
-def stock_mode(embedder: Embedder) -> str:
-    """Return the name that sentence-transformers has for a model's pooling, which must have one."""
-    mode = stock_mode_of(embedder.pooling)
-    if mode is None:
-        raise UserError(
-            f"{embedder.name}: pools by {embedder.pooling!r}, which sentence-transformers is not "
-            "known to have, so that the model cannot be exported: give the pooling a stock_mode, "
-            f"one of {', '.join(STOCK_MODES)}, or choose another embedder.pooling"
-        )
-    return mode
 
 
 def write_model(embedder: Embedder, folder: Path, *, card: str = "") -> None:
@@ -113,7 +102,6 @@ def write_model(embedder: Embedder, folder: Path, *, card: str = "") -> None:
             save_hub_layout(network, aside)
         else:
             _write_eurobert(network, embedder, aside)
-        save_tokenizer(embedder.tokenizer, aside)
         _write_settings(embedder, aside)
         (aside / "README.md").write_text(card, encoding="utf-8")
 
@@ -143,7 +131,7 @@ def _write_eurobert(network: NeoBERTModel, embedder: Embedder, folder: Path) -> 
 
 
 def _write_settings(embedder: Embedder, folder: Path) -> None:
-    """Write the settings that sentence-transformers reads: modules, prompts, length."""
+    """Write all that sentence-transformers reads besides the encoder."""
     # The names of classes that every release of sentence-transformers reads, old and new.
     package = "sentence_transformers.models"
     first = [("Transformer", ""), ("Pooling", "1_Pooling")]
@@ -151,7 +139,7 @@ def _write_settings(embedder: Embedder, folder: Path) -> None:
         {"idx": number, "name": str(number), "path": path, "type": f"{package}.{kind}"}
         for number, (kind, path) in enumerate([*first, *write_head(embedder.head, folder)])
     ]
-    mode = stock_mode(embedder)
+    mode = stock_mode(embedder.pooling)
     usual = ("cls", "mean", "max", "mean_sqrt_len_tokens")
     pooling = {
         "word_embedding_dimension": embedder.backbone.width,
@@ -159,18 +147,8 @@ def _write_settings(embedder: Embedder, folder: Path) -> None:
         STOCK_MODES[mode]: True,
         "include_prompt": embedder.include_prompt,
     }
-    settings: dict[str, Any] = {
-        "prompts": embedder.prompts,
-        "default_prompt_name": embedder.default_prompt_name,
-        "similarity_fn_name": embedder.similarity,
-    }
-    if embedder.truncate_dim is not None:
-        settings["truncate_dim"] = embedder.truncate_dim
     (folder / "1_Pooling").mkdir()
     limits = {"max_seq_length": embedder.max_tokens, "do_lower_case": False}
-    write_json(folder / "modules.json", modules)
     write_json(folder / "sentence_bert_config.json", limits)
     write_json(folder / "1_Pooling/config.json", pooling)
-    write_json(folder / "config_sentence_transformers.json", settings)
-    if embedder.trained_prompts is not None:
-        embedder.trained_prompts.write(folder)
+    write_stored(embedder, modules, folder)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -134,12 +134,17 @@ def identity_of_pooling(name: str) -> str:
     return "" if point is None else extensions.identity(point)
 
 
-def stock_mode_of(name: str) -> str | None:
-    """Return the name that sentence-transformers has for a pooling, or ``None`` if it has none."""
-    mode = name if name in _BUILT_IN else getattr(pooling_named(name), "stock_mode", None)
-    if mode is not None and mode not in STOCK_MODES:
+def stock_mode(name: str) -> str:
+    """Return the name that sentence-transformers has for a pooling.
+
+    Raises:
+        UserError: it is not known to have the pooling, so that no model with it can be exported.
+    """
+    mode: Any = name if name in _BUILT_IN else getattr(pooling_named(name), "stock_mode", None)
+    if mode not in STOCK_MODES:
         raise UserError(
-            f"pooling {name!r}: stock_mode = {mode!r} is none of sentence-transformers' "
-            f"{', '.join(STOCK_MODES)}"
+            f"pooling {name!r}: stock_mode = {mode!r} is no pooling of sentence-transformers, so "
+            f"that the model cannot be exported: set it to one of {', '.join(STOCK_MODES)}, or "
+            "choose another embedder.pooling"
         )
     return mode

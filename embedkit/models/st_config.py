@@ -1,4 +1,4 @@
-"""Reads the settings that a model's folder stores in the format of sentence-transformers."""
+"""Reads and writes the settings of a model in the format of sentence-transformers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from embedkit.errors import UserError
+from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.model_files import check_weight_files, located, read_json, refuse_pickle
 from embedkit.models.pooling import STOCK_MODES
 from embedkit.models.settings import Similarity
 from embedkit.models.trained_prompts import TrainedPrompts
+from embedkit.storage.atomic import write_json
+from embedkit.tokens.tokenizer import save_tokenizer
 
 _NO_LIMIT = 10**6
 """Value of a tokenizer's ``model_max_length`` from which it means that there is no limit."""
@@ -85,6 +88,23 @@ def read_stored(folder: str) -> Stored:
         truncate_dim=settings.get("truncate_dim"),
         trained_prompts=TrainedPrompts.read(root),
     )
+
+
+def write_stored(model: EmbeddingModel, modules: list[dict[str, Any]], folder: Path) -> None:
+    """Write ``modules.json`` of these entries, a model's prompts and similarity, its tokenizer."""
+    settings: dict[str, Any] = {
+        "model_type": "SentenceTransformer",
+        "prompts": model.prompts,
+        "default_prompt_name": model.default_prompt_name,
+        "similarity_fn_name": model.similarity,
+    }
+    if model.truncate_dim is not None:
+        settings["truncate_dim"] = model.truncate_dim
+    write_json(folder / "modules.json", modules)
+    write_json(folder / "config_sentence_transformers.json", settings)
+    if model.trained_prompts is not None:
+        model.trained_prompts.write(folder)
+    save_tokenizer(model.tokenizer, folder)
 
 
 def describes_two_stages(config: Mapping[str, Any]) -> bool:

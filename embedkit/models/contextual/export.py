@@ -13,9 +13,9 @@ from embedkit.models.contextual.context import Context
 from embedkit.models.contextual.model import Contextual
 from embedkit.models.eurobert import obstacle, to_eurobert
 from embedkit.models.neobert import NeoBERTModel
+from embedkit.models.st_config import write_stored
 from embedkit.storage.atomic import write_json
 from embedkit.storage.folders import whole_folder
-from embedkit.tokens.tokenizer import save_tokenizer
 
 _HERE = Path(__file__).parent
 _CODE = ["modeling_contextual.py", "prefix.py"]
@@ -57,28 +57,19 @@ def write_contextual(
         "normalize": model.normalize,
         "max_seq_length": model.max_tokens,
         "position_limit": model.position_limit + model.config.text_start,
+        "text_start": model.config.text_start,
         "document_prompt": model.prompts.get("document", ""),
         "frozen": frozen,
         "first": encoders["first"].config.to_dict() if "first" in encoders else None,
         "second": encoders["second"].config.to_dict(),
     }
     module = {"idx": 0, "name": "0", "path": "", "type": "modeling_contextual.ContextualModule"}
-    settings = {
-        "model_type": "SentenceTransformer",
-        "prompts": model.prompts,
-        "default_prompt_name": None,
-        "similarity_fn_name": model.similarity,
-    }
     with whole_folder(folder, "a model") as aside:
         write_json(aside / "config.json", config)
         save_file(weights, aside / "model.safetensors", metadata={"format": "pt"})
         for code in _CODE:
             shutil.copyfile(_HERE / code, aside / code)
-        write_json(aside / "modules.json", [{**module, "kwargs": ["dataset_embeddings"]}])
-        write_json(aside / "config_sentence_transformers.json", settings)
-        if model.trained_prompts is not None:
-            model.trained_prompts.write(aside)
-        save_tokenizer(model.tokenizer, aside)
+        write_stored(model, [{**module, "kwargs": ["dataset_embeddings"]}], aside)
         (aside / "README.md").write_text(card, encoding="utf-8")
 
 

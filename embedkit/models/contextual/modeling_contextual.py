@@ -48,12 +48,8 @@ class ContextualModule(InputModule):
         self.config, self.tokenizer = config, tokenizer
         self.max_seq_length = int(config["max_seq_length"])
         shape = config["contextual"]
-        text_start = shape["first_position"]
-        if text_start is None:
-            text_start = 0 if shape["position_free"] else shape["num_context"]
-        text_start += shape["soft_prompts"]
         # Slots are dropped in embedkit's training alone.
-        settings = shape | {"text_start": text_start, "context_dropout": 0.0}
+        settings = shape | {"text_start": config["text_start"], "context_dropout": 0.0}
         self.second = _network(config["second"])
         self.first = _network(config["first"]) if config["first"] else None
         width = self.second.config.hidden_size
