@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from embedkit.errors import UserError, some
+from embedkit.errors import UserError
 from embedkit.models import hub
 from embedkit.models.contextual import cde_checkpoint
 from embedkit.models.contextual.context import Context
@@ -17,6 +17,8 @@ from embedkit.models.pretrained import quietly
 from embedkit.models.st_config import describes_two_stages, similarity_of
 from embedkit.models.trained_prompts import TrainedPrompts
 from embedkit.recipe import ContextualConfig
+
+_REMEDY = "take both files from the same export"
 
 
 def is_contextual(model: str) -> bool:
@@ -72,13 +74,10 @@ def load_contextual(
     )
     of_encoders = tuple(f"{stage}." for stage in encoders)
     heads = {name: head for name, head in weights.items() if not name.startswith(of_encoders)}
-    if different := sorted(loaded.head_weights().keys() ^ heads.keys()):
-        raise UserError(
-            f"{folder}: its weights do not fit its config.json ({some(different)}); "
-            "take both files from the same export"
-        )
-    loaded.load_state_dict(heads, strict=False)
-    return loaded.to(device or torch.device("cpu")).eval()
+    own = loaded.head_weights()
+    encoded = {name: each for name, each in loaded.state_dict().items() if name not in own}
+    fill(loaded, encoded | heads, f"{folder}: its weights do not fit its config.json", _REMEDY)
+    return loaded.float().to(device or torch.device("cpu")).eval()
 
 
 def _encoder(
@@ -88,5 +87,5 @@ def _encoder(
     with torch.random.fork_rng(devices=()), quietly():
         network = without_pooler(AutoModel.from_config(AutoConfig.for_model(**config)))
     mismatch = f"{folder}: the weights of its {stage} encoder do not fit its config.json"
-    fill(network, under(weights, f"{stage}."), mismatch, "take both files from the same export")
-    return network.float()
+    fill(network, under(weights, f"{stage}."), mismatch, _REMEDY)
+    return network

@@ -232,10 +232,10 @@ def test_a_context_of_another_model_is_not_frozen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("contextual", "soft_prompts"), 3, r"its weights do not fit its config.json \(slots.soft"),
+        (("contextual", "soft_prompts"), 3, r'do not fit its config.json \(Missing .* "slots.soft'),
         (("second", "num_hidden_layers"), 1, r"its second encoder do not fit .*layers?\.1\."),
         (("second", "hidden_size"), 32, r"its second encoder do not fit .*size mismatch"),
-        (("first",), None, r"its weights do not fit its config.json \(first\.embed"),
+        (("first",), None, r"do not fit its config.json \(Unexpected .*first\.embed"),
     ],
 )
 def test_weights_without_a_place_are_refused(
@@ -253,3 +253,11 @@ def test_weights_without_a_place_are_refused(
     with pytest.raises(UserError, match=message) as refused:
         load_contextual(str(tmp_path))
     assert "\n" not in str(refused.value)
+
+
+def test_slots_of_another_number_are_refused(tmp_path: Path) -> None:
+    write_contextual(made("neobert-heads"), tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(path.read_text().replace('"soft_prompts": 2', '"soft_prompts": 1'))
+    with pytest.raises(UserError, match=r"its config.json \(size mismatch for slots.soft_prompts"):
+        load_contextual(str(tmp_path / "model"))
