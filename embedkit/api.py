@@ -31,7 +31,7 @@ from embedkit.recipe.load_recipes import load_any_recipe, load_pretrain_recipe, 
 from embedkit.storage.versions import STACK, versions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Unpack
 
     from rich.table import Table
@@ -243,7 +243,6 @@ def prepare_data(
     recipe: str | None = None,
     workers: int = 4,
     sample: int | None = None,
-    on_progress: Callable[[str], object] = lambda line: None,
 ) -> Iterator[Table]:
     """Tokenize text for pretraining, or fetch, verify and tokenize pairs; yield tables of it all.
 
@@ -253,7 +252,6 @@ def prepare_data(
         recipe: recipe whose sources are all prepared, in place of ``names``.
         workers: number of sources of pairs that are opened at a time.
         sample: number of rows of each source of pairs that are tokenized; by default all.
-        on_progress: function called with a line when a source of pairs is opened or tokenized.
     """
     from embedkit.data.text.texts import Texts
     from embedkit.finetuning.prepare_pairs import prepare_pairs
@@ -264,9 +262,7 @@ def prepare_data(
         resolved = load_any_recipe(recipe)
         if isinstance(resolved, Recipe):
             model = tokenizer or resolved.model
-            return prepare_pairs(
-                resolved, model, workers=workers, sample=sample, on_progress=on_progress
-            )
+            return prepare_pairs(resolved, model, workers=workers, sample=sample)
         tokenizer = tokenizer or resolved.model.tokenizer
         texts = list(texts_of(resolved).values())
     elif names and tokenizer and not recipe:

@@ -124,15 +124,9 @@ def prepare(
 
     What is there already is only opened. Of text the token ids are kept, of pairs their lengths.
     """
-    tables = api.prepare_data(
-        names,
-        tokenizer=tokenizer,
-        recipe=recipe,
-        workers=workers,
-        sample=sample,
-        on_progress=partial(typer.echo, err=True),
+    _print(
+        api.prepare_data(names, tokenizer=tokenizer, recipe=recipe, workers=workers, sample=sample)
     )
-    _print(tables)
 
 
 @app.command()

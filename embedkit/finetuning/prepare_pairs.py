@@ -1,9 +1,8 @@
 """Fetches, verifies and measures the pairs of a recipe, before a run that may take days."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
@@ -17,7 +16,7 @@ from embedkit.data.pairs.lengths import (
 )
 from embedkit.data.pairs.open_all import open_all
 from embedkit.data.tables import SHOWN_QUANTILES, plain_table
-from embedkit.distributed.progress import progress_bar
+from embedkit.distributed.progress import progress_bar, say
 from embedkit.finetuning.mixture import Mixture, open_mixture, resolve_steps
 from embedkit.models.hub import load_tokenizer
 from embedkit.recipe import Recipe
@@ -26,12 +25,7 @@ _ROLES = ("query", "positive", "negatives")
 
 
 def prepare_pairs(
-    recipe: Recipe,
-    tokenizer: str,
-    *,
-    workers: int,
-    sample: int | None = None,
-    on_progress: Callable[[str], object] = lambda line: None,
+    recipe: Recipe, tokenizer: str, *, workers: int, sample: int | None
 ) -> Iterator[Table]:
     """Open every source, which fetches, verifies and caches it; yield tables of its texts.
 
@@ -39,8 +33,7 @@ def prepare_pairs(
         recipe: recipe that names the sources.
         tokenizer: name of a model, whose tokenizer counts the tokens.
         workers: number of sources that are opened at a time.
-        sample: number of rows of each source that are measured; by default all of them.
-        on_progress: function called with a line whenever a source is opened or measured.
+        sample: number of rows of each source that are measured; ``None`` measures all of them.
 
     Raises:
         UserError: there is no such tokenizer, or a source cannot be read.
@@ -49,14 +42,14 @@ def prepare_pairs(
     loaded = load_tokenizer(tokenizer)
     names = [mix.manifest for mix in recipe.data.mix]
     for number, (name, rows) in enumerate(open_all(names, workers), start=1):
-        on_progress(f"{number}/{len(names)}\t{name}\t{rows} rows")
+        say(f"{number}/{len(names)} {name}: {rows:,} rows")
     with warnings.catch_warnings():
         # ``open_all`` has given each of these warnings already.
         warnings.simplefilter("ignore", UserWarning)
         mixture = open_mixture(recipe)
     resolved = resolve_steps(recipe, mixture)
     if sample is None:
-        lengths = _all_lengths(mixture, loaded, on_progress)
+        lengths = _all_lengths(mixture, loaded)
     else:
         lengths = [sampled_lengths(records, loaded, sample) for records in mixture.records]
     yield _shares_table(mixture, resolved)
@@ -64,20 +57,18 @@ def prepare_pairs(
     yield _lengths_table(mixture, resolved, lengths, title)
 
 
-def _all_lengths(
-    mixture: Mixture, tokenizer: PreTrainedTokenizerBase, on_progress: Callable[[str], object]
-) -> list[Lengths]:
+def _all_lengths(mixture: Mixture, tokenizer: PreTrainedTokenizerBase) -> list[Lengths]:
     """Return the lengths of all texts of each source, under a progress bar."""
-    lengths, console = [], Console(stderr=True)
+    lengths = []
     columns = ("tokenizing {task.description}", BarColumn(), MofNCompleteColumn(), "rows")
-    with progress_bar(*columns, console=console) as bar:
+    with progress_bar(*columns) as bar:
         task = bar.add_task("")
         for number, records in enumerate(mixture.records, start=1):
             bar.reset(task, total=len(records), description=records.name)
             lengths.append(
                 all_lengths(records, tokenizer, lambda rows: bar.update(task, completed=rows))
             )
-            on_progress(f"{number}/{len(mixture.records)}\t{records.name}\ttokenized")
+            say(f"{number}/{len(mixture.records)} {records.name}: tokenized")
     return lengths
 
 

@@ -28,8 +28,8 @@ def test_a_recipe_s_sources_are_opened_and_listed(
     monkeypatch.setenv("COLUMNS", "200")
     prepare(recipe=str(small_recipe), workers=1)
     printed = capsys.readouterr()
-    assert [line.split("\t")[0] for line in printed.err.splitlines()] == ["1/2", "2/2"] * 2
-    assert printed.err.endswith("2/2\ttriplets\ttokenized\n")
+    assert [line.split(" ")[0] for line in printed.err.splitlines()] == ["1/2", "2/2"] * 2
+    assert printed.err.endswith("2/2 triplets: tokenized\n")
     rows = [cells(line) for line in printed.out.splitlines() if line.startswith("│")]
     shares, lengths = rows[:2], rows[2:]
     # 60 ** 0.5 against 40 ** 0.5; a share of 12 steps of 8 rows.
