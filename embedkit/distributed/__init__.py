@@ -3,7 +3,15 @@
 # mypy: implicit-reexport
 # ruff: noqa: F401
 from embedkit.distributed.job_queue import JobQueue
-from embedkit.distributed.leading import Part, RankFailedError, apart, helpers, lead, together
+from embedkit.distributed.leading import (
+    Part,
+    RankFailedError,
+    apart,
+    helpers,
+    lead,
+    scatter,
+    together,
+)
 from embedkit.distributed.ranks import (
     PATIENCE,
     any_rank,

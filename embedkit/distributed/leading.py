@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
-from embedkit.distributed.ranks import gather, is_main, on_main, rank, world_size
+from embedkit.distributed.ranks import gather, is_main, on_main, rank, share_of, world_size
 
 ResultT = TypeVar("ResultT")
 
@@ -80,6 +80,20 @@ def together(function: Work, own: Any, *arguments: Any) -> tuple[Tensor, ...]:
         return function(own, Part(0, 1), *arguments)
     on_main(lambda: (_take_share, (function, *arguments)))
     return _take_share(own, function, *arguments)
+
+
+def scatter(rows: Any, part: Part) -> Any:
+    """Return a rank's share of the rows of rank 0, within a function that ``together`` calls.
+
+    The other ranks' own ``rows`` are ignored. Shares are contiguous, as those of ``share_of``.
+    """
+    if part.ranks == 1:
+        return rows
+    share, shares = [None], None
+    if is_main():
+        shares = [rows[share_of(len(rows), each, part.ranks)] for each in range(part.ranks)]
+    dist.scatter_object_list(share, shares, src=0)
+    return share[0]
 
 
 @contextmanager

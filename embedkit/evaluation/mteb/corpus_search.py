@@ -14,7 +14,7 @@ from torch import Tensor
 
 from embedkit import distributed
 from embedkit.data.exact_search import ExactSearch, best_by, ordered
-from embedkit.evaluation.mteb.text_statistics import documents_of
+from embedkit.evaluation.mteb.text_statistics import documents_in, texts_at
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
 """Function that compares all queries with all documents: ``(q, D)``, ``(n, D)`` -> ``(q, n)``."""
@@ -58,16 +58,19 @@ class CorpusSearch(SearchEncoderWrapper):
         model: Any = self.model
         corpus = self.task_corpus
         assert isinstance(corpus, Dataset)
-        ids = corpus["id"][:]
-        rows = sorted(range(len(ids)), key=ids.__getitem__, reverse=True)
+        ids, table = corpus["id"][:], documents_in(corpus)
+        # By their ids, so that equal documents of two corpora are in one block of both.
+        rows = np.array(sorted(range(len(ids)), key=ids.__getitem__, reverse=True), np.int64)
         scores = torch.empty(len(queries), 0)
         numbers = torch.empty(len(queries), 0, dtype=torch.int64)
         for start in range(0, len(rows), _DOCUMENTS):
-            texts = documents_of(corpus, rows[start : start + _DOCUMENTS])
+            order = np.argsort(rows[start : start + _DOCUMENTS])  # Arrow is read in its own order.
+            texts = texts_at(table, rows[start + order])
             documents = model.embed(texts, PromptType.document)
             found = _best_of_all_ranks(queries, documents, count + 1, model.similarity)
+            by_id = torch.from_numpy(start + order)[found[1].clamp(min=0)]
             scores = torch.cat([scores, found[0]], dim=1)
-            numbers = torch.cat([numbers, torch.where(found[1] < 0, -1, found[1] + start)], dim=1)
+            numbers = torch.cat([numbers, torch.where(found[1] < 0, -1, by_id)], dim=1)
             scores, numbers = ordered(scores, numbers, count + 1)
         return (scores[:, :count].tolist(), numbers[:, :count].tolist(), [ids[row] for row in rows])
 
@@ -79,8 +82,8 @@ def _best_of_all_ranks(
 
     Shapes: ``(q, D)``, ``(n, D)`` -> scores and numbers ``(q, count)``, on the CPU.
     """
-    arguments = queries, documents, count, similarity
-    scores, numbers = distributed.together(_best_of_share, None, *arguments)
+    arguments = queries, len(documents), count, similarity
+    scores, numbers = distributed.together(_best_of_share, documents, *arguments)
     # From (ranks x q, count), in the order of the ranks, to (q, ranks x count).
     shape = (-1, len(queries), count)
     flat = [each.reshape(shape).transpose(0, 1).flatten(1) for each in (scores, numbers)]
@@ -89,14 +92,16 @@ def _best_of_all_ranks(
 
 
 def _best_of_share(
-    _own: Any,
+    documents: Any,
     part: distributed.Part,
     queries: NDArray[np.float32],
-    documents: NDArray[np.float32],
+    of: int,
     count: int,
     similarity: Similarity,
 ) -> tuple[Tensor, Tensor]:
-    share = distributed.share_of(len(documents), *part)
-    search = ExactSearch(documents[share], distributed.local_device(), best_by(similarity))
+    """Search a rank's share of the ``documents`` of rank 0, so many ``of`` them in all."""
+    share = distributed.scatter(documents, part)
+    search = ExactSearch(share, distributed.local_device(), best_by(similarity))
     scores, numbers = search.best(torch.from_numpy(queries), count)
-    return scores, torch.where(numbers < 0, -1, numbers + share.start)
+    first = distributed.share_of(of, *part).start
+    return scores, torch.where(numbers < 0, -1, numbers + first)

@@ -10,7 +10,7 @@ from typing import Any
 import mteb
 import numpy as np
 import pytest
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from mteb.cache import ResultCache
 from mteb.models.model_meta import ModelMeta
 from mteb.models.search_wrappers import SearchEncoderWrapper
@@ -37,16 +37,12 @@ SIMILARITIES: dict[str, Callable[..., Any]] = {
     "euclidean": euclidean_sim,
 }
 # Every text stands under two ids, so that every score comes twice.
-CORPUS = Dataset.from_list(
-    [
-        {
-            "id": f"d{number}",
-            "title": "A title" if number % 3 else "",
-            "text": f"text {number // 2}",
-        }
-        for number in range(60)
-    ]
-)
+DOCUMENTS = [
+    {"id": f"d{number}", "title": "A title" if number % 3 else "", "text": f"text {number // 2}"}
+    for number in range(60)
+]
+# Arrow has it in several batches.
+CORPUS = concatenate_datasets([Dataset.from_list(DOCUMENTS[n : n + 25]) for n in (0, 25, 50)])
 QUERIES = Dataset.from_list(
     [{"id": f"d{number}", "text": f"query {number}"} for number in range(9)]
 )
