@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from embedkit.data.pairs.records import Records
 from embedkit.errors import some
+from embedkit.evaluation.comparing.comparison import remarks_on
 from embedkit.evaluation.summary import Summary, comparison
 from embedkit.evaluation.tables import as_text
 from embedkit.finetuning.card_metadata import front_matter
@@ -110,7 +111,8 @@ def model_card(
         widths = _WIDTHS.format(widths=" or ".join(map(str, shorter)), last=shorter[-1])
     if after is not None:
         table = comparison(before, after) if before else after.table()
-        shown = "\n".join([as_text(table).rstrip(), *after.prompts()])
+        changed = remarks_on(before, after) if before else []
+        shown = "\n".join([as_text(table).rstrip(), *changed, *after.prompts()])
         scores = f"\n## Scores\n\n```\n{shown}\n```\n"
     return _CARD.format(
         metadata=front_matter(model.name, recipe.model, after),

@@ -14,6 +14,7 @@ from embedkit.data.manifests.sources import READERS
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
 from embedkit.data.pairs.records import Records
 from embedkit.errors import DataError
+from embedkit.evaluation.comparing.comparison import remarks_on
 from embedkit.evaluation.mteb import reach
 from embedkit.evaluation.mteb.task_selection import check_held_out, known_tasks
 from embedkit.evaluation.summary import comparison
@@ -121,7 +122,8 @@ def _finish(
         return True
     distributed.on_main(lambda: rewrite(exported, "README.md", card(before, after)))
     console.print(comparison(before, after) if before else after.table())
-    for line in (*after.prompts(), *after.reasons()):
+    changed = remarks_on(before, after) if before else []
+    for line in (*changed, *after.prompts(), *after.reasons()):
         console.print(line, soft_wrap=True)
     if after.is_complete and after.missing:
         console.print(f"to score them: {_command_to_score(folder)}", soft_wrap=True)

@@ -32,6 +32,29 @@ def signal_after_a_task_of(evaluation: str) -> Iterator[None]:
 
 
 @pytest.mark.slow
+def test_a_resumed_run_says_that_its_scores_were_measured_in_two_ways(
+    small_recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_sts_tasks(tmp_path / "tasks")
+    told = tmp_path / "told.toml"
+    told.write_text('money = "compare: "')
+    tables = [f'evaluation.task_dirs=["{tmp_path}/tasks"]', "steps=1", "optim.warmup_steps=0"]
+    recipe, run = load_recipe(str(small_recipe), tables), tmp_path / "run"
+    with signal_after_a_task_of("after"), pytest.raises(Interrupted):
+        api.finetune(recipe, run)
+    assert "The scores before and after differ" not in capsys.readouterr().out
+    changed = [*tables, "evaluation.dtype=fp16", f'evaluation.instructions="{told}"']
+    api.finetune(load_recipe(str(small_recipe), changed), run, resume=True)
+    printed, card = capsys.readouterr().out, (run / "model" / "README.md").read_text()
+    for text in (printed, card):
+        remarks = [line for line in text.splitlines() if "scores before and after differ" in line]
+        assert remarks == [
+            "The scores before and after differ in the prompts of money",
+            "The scores before and after differ in the precision of all tasks (float16, float32)",
+        ]
+
+
+@pytest.mark.slow
 def test_a_run_stops_between_the_tasks_of_an_evaluation_and_resumes_there(
     small_recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

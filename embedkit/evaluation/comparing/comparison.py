@@ -10,10 +10,10 @@ import numpy as np
 from embedkit.config import from_arguments, read_toml
 from embedkit.errors import UserError, repeated
 from embedkit.evaluation.comparing.by_task import Contest, contest
-from embedkit.evaluation.comparing.runs import Group, Run, read_group, read_run
+from embedkit.evaluation.comparing.runs import Group, read_group, read_run
 from embedkit.evaluation.comparing.statistics import Difference, of_groups
 from embedkit.evaluation.settings import ComparisonOptions, ComparisonSettings
-from embedkit.evaluation.summary import TYPES, TaskScore
+from embedkit.evaluation.summary import TYPES, Summary, TaskScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def compare_groups(
         types=(*TYPES, *sorted(measured - set(TYPES))),
         tasks=len(shared),
         left_out=tuple(sorted(set().union(*scored) - set(shared))),
-        notes=(*mismatches(runs, shared), *notes),
+        notes=(*mismatches([run.summary for run in runs], shared), *notes),
         contests=tuple(contests),
     )
 
@@ -121,18 +121,26 @@ def _row(group: Group, tasks: Sequence[str], first: Group) -> Row:
     )
 
 
-def mismatches(runs: Sequence[Run], tasks: Sequence[str]) -> list[str]:
-    """Return a line for each circumstance of measuring in which the runs differ."""
+def mismatches(
+    summaries: Sequence[Summary], tasks: Sequence[str], which: str = "The runs"
+) -> list[str]:
+    """Return a line for each circumstance in which evaluations, called ``which``, differ."""
     lines = []
     for what, of_score in _CIRCUMSTANCES.items():
-        values = {task: {of_score(run.summary.scores[task]) for run in runs} for task in tasks}
+        values = {task: {of_score(each.scores[task]) for each in summaries} for task in tasks}
         differing = [task for task in tasks if len(values[task]) > 1]
         if differing:
             where = "all tasks" if differing == list(tasks) else ", ".join(differing)
-            lines.append(f"The runs differ in the {what} of {where}")
+            lines.append(f"{which} differ in the {what} of {where}")
             if what in _PRINTED:
                 lines[-1] += f" ({', '.join(sorted(set().union(*values.values())))})"
     return lines
+
+
+def remarks_on(before: Summary, after: Summary) -> list[str]:
+    """Return a line for each circumstance that changed between the evaluations of one run."""
+    shared = [task for task in before.scores if task in after.scores]
+    return mismatches([before, after], shared, "The scores before and after")
 
 
 def _drawn(score: TaskScore) -> str:

@@ -88,7 +88,7 @@ def failures(first: str | Path, second: str | Path, **options: Unpack[FailuresOp
     if runs[0].name == runs[1].name:
         raise UserError(f"two runs are called {runs[0].name}: rename one's folder")
     tasks, notes = _comparable(*runs, settings.task)
-    notes += mismatches(runs, [task.task for task in tasks])
+    notes += mismatches([run.summary for run in runs], [task.task for task in tasks])
     found = []
     for task in tasks:
         pairs = _pairs(*runs, task.task)
