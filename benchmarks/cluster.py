@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import cde_baseline
 import faiss
@@ -37,8 +38,9 @@ from numpy.typing import NDArray
 
 from embedkit import distributed, rng
 from embedkit.clustering import cells, reduction
-from embedkit.clustering.backends import Backend, FaissBackend, TorchBackend
+from embedkit.clustering.backends import Backend, FaissBackend, TorchBackend, open_backend
 from embedkit.clustering.quality import measure
+from embedkit.clustering.settings import BackendName
 from embedkit.data.pairs.records import Records, open_records
 from embedkit.data.vector_store import VectorStore, store_vectors
 from embedkit.models import hub
@@ -167,18 +169,19 @@ def cost_of(rows: int, backend: Backend) -> Cost:
         order = cells.divide(points, BATCH, backend, seed=0, scratch=Path(scratch))
     cost = Cost(rows, time.perf_counter() - clock, time.process_time() - cpu)
     full(order, BATCH)
-    print(backend.name, cost, flush=True)
+    print(type(backend).__name__, cost, flush=True)
     return cost
 
 
-def cost_rows(rows: int, backend: Backend, device: torch.device) -> list[list[str]]:
+def cost_rows(rows: int, name: BackendName, device: torch.device) -> list[list[str]]:
     """Measure the cost at three sizes, and project it to the paper's sources."""
+    backend = open_backend(name, device)
     costs = [cost_of(count, backend) for count in (rows // 4, rows // 2, rows)]
     # Threads of other work make a CPU's clock long; a GPU's work costs its CPU next to nothing.
     seconds = [cost.clock if device.type == "cuda" else cost.cpu for cost in costs]
     power, scale = np.polyfit(np.log([cost.rows for cost in costs]), np.log(seconds), 1)
     projected = sum(np.exp(scale) * (millions * 1e6) ** power for millions in SOURCES)
-    name, total = backend.name, sum(SOURCES)
+    total = sum(SOURCES)
     return [
         *(
             [name, f"{c.rows:,}", str(c.rows // BATCH), f"{c.clock:.1f}", f"{c.cpu:.1f}"]
@@ -222,11 +225,7 @@ def main() -> None:
                 QUALITY_COLUMNS, quality_rows(vectors_of(options.pairs), device), text=2
             ),
         ]
-    costs = [
-        row
-        for backend in (TorchBackend(device), FaissBackend(device))
-        for row in cost_rows(options.rows, backend, device)
-    ]
+    costs = [row for name in get_args(BackendName) for row in cost_rows(options.rows, name, device)]
     harness.append_section(
         options.results,
         "Contextual batches",

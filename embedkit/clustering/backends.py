@@ -24,8 +24,6 @@ class TorchBackend:
     Shapes: n points and k centroids of p dimensions, all fp32, unit-norm and on ``device``.
     """
 
-    name: BackendName = "torch"
-
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
@@ -54,8 +52,6 @@ class TorchBackend:
 
 class FaissBackend:
     """``faiss.Kmeans`` and a flat index, on a GPU where faiss has been built for one."""
-
-    name: BackendName = "faiss"
 
     def __init__(self, device: torch.device) -> None:
         self._faiss = load_faiss("backend")
