@@ -3,8 +3,9 @@
 import json
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -73,6 +74,14 @@ def scratch(kind: str) -> Iterator[Path]:
     parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=parent, prefix=".scratch-", ignore_cleanup_errors=True) as aside:
         yield Path(aside)
+
+
+@contextmanager
+def scratch_database(kind: str) -> Iterator[sqlite3.Connection]:
+    """Lend an empty database on disk, which is deleted after the block."""
+    with scratch(kind) as folder, closing(sqlite3.connect(folder / "rows.sqlite")) as database:
+        database.execute("pragma journal_mode = off")
+        yield database
 
 
 def publish(aside: Path, folder: Path) -> None:

@@ -6,9 +6,7 @@ own. A label that has one text makes no pair.
 """
 
 import hashlib
-import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
 
@@ -20,11 +18,7 @@ def pairs(texts: Iterable[tuple[str, str]], seed: int) -> Iterator[tuple[str, st
 
     Texts lie on disk meanwhile, so memory does not grow with them.
     """
-    with (
-        cache.scratch("labels") as folder,
-        closing(sqlite3.connect(folder / "texts.sqlite")) as database,
-    ):
-        database.execute("pragma journal_mode = off")
+    with cache.scratch_database("labels") as database:
         database.execute("create table texts (label text, rank integer, text text)")
         rows = ((label, _rank(text, seed), text) for text, label in texts)
         database.executemany("insert into texts values (?, ?, ?)", rows)

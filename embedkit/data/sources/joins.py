@@ -3,7 +3,6 @@
 import pickle
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from typing import Any
 
 from embedkit.data.manifests.columns import ColumnPath
@@ -20,11 +19,7 @@ def joined(rows: Callable[[], Rows], tables: Iterable[tuple[HubJoin, Rows]]) -> 
     ``rows`` is read once for each table and once more. Only rows that are named are kept, in a
     file. An id that its table lacks becomes ``None``; the first row with an id counts.
     """
-    with (
-        cache.scratch("joins") as folder,
-        closing(sqlite3.connect(folder / "rows.sqlite")) as database,
-    ):
-        database.execute("pragma journal_mode = off")
+    with cache.scratch_database("joins") as database:
         lookups = [
             (join.column, _lookup(database, number, join, rows(), table))
             for number, (join, table) in enumerate(tables)
