@@ -2,8 +2,6 @@
 
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import copy
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +42,8 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
         UserError: the model's computation cannot be written as a graph, or the graph's vectors
             differ from the model's.
     """
+    from sentence_transformers.util import disable_logging
+
     name, pooling = embedder.name, embedder.pooling
     if not embedder.include_prompt and any(embedder.prompts.values()):
         raise UserError(f"{name}: pools without its prompt, whose length a graph cannot know")
@@ -61,7 +61,8 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
     mask = torch.ones_like(ids)
     mask[1, 4:] = 0
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
-    with _quiet_exporter():
+    # The exporter warns of torch itself and of packages that it could use.
+    with disable_logging(logging.WARNING), warnings.catch_warnings(action="ignore"):
         try:
             program = torch.onnx.export(
                 graph,
@@ -80,22 +81,9 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
                 "writes any model"
             ) from None
         assert program is not None
-        size = sum(weight.numel() * weight.element_size() for weight in graph.parameters())
+        size = sum(weight.nbytes for weight in graph.parameters())
         program.save(str(path), external_data=size > _ONE_FILE)
     _try_out(embedder, path)
-
-
-@contextmanager
-def _quiet_exporter() -> Iterator[None]:
-    """Silence warnings of torch's exporter about torch itself and about missing packages."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings(action="ignore"):
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
 
 
 def _try_out(embedder: Embedder, path: Path) -> None:
