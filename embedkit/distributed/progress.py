@@ -12,10 +12,8 @@ _LINES = 10
 """Number of lines that are printed where there is no terminal to draw a bar on."""
 
 
-def progress_bar(
-    *columns: str | progress.ProgressColumn, console: Console | None = None
-) -> progress.Progress:
-    """Return a bar of such columns, on standard error by default; it vanishes when it ends.
+def progress_bar(*columns: str | progress.ProgressColumn) -> progress.Progress:
+    """Return a bar of such columns on standard error, which vanishes when it ends.
 
     A string is a column in the format of rich, such as ``{task.description}``, without markup.
     Without a terminal, no bar is drawn.
@@ -24,7 +22,7 @@ def progress_bar(
         progress.TextColumn(column, markup=False) if isinstance(column, str) else column
         for column in columns
     ]
-    console = console or Console(stderr=True)
+    console = Console(stderr=True)
     hidden = not (console.is_terminal and is_main())
     return progress.Progress(*parts, console=console, transient=True, disable=hidden)
 
