@@ -1,8 +1,9 @@
 """Fine-tune with the parts of embedkit put together by hand, without a run folder.
 
 ``python examples/train_by_hand.py RECIPE OUTPUT`` trains on one process what ``embedkit finetune
---recipe RECIPE`` trains, to the same bits, and writes the model to OUTPUT. Evaluation, checkpoints,
-adapters, batch tables and two-stage models are left to the command.
+--recipe RECIPE`` trains, to the same bits, and writes the model to OUTPUT. Evaluation, checkpoints
+and the model card are left to the command, and so are recipes with epochs, adapters, a batch table
+or two stages, which are refused.
 """
 
 import sys
@@ -16,7 +17,11 @@ from embedkit.data.batch_sampler import BatchSampler, Source, alpha_weights
 from embedkit.data.loading import stream
 from embedkit.data.pairs.contrastive_batches import Batches
 from embedkit.data.pairs.records import open_records
-from embedkit.finetuning.model import scale_to_unit_norm
+from embedkit.finetuning.model import (
+    choose_trained_weights,
+    scale_to_unit_norm,
+    set_prompts,
+)
 from embedkit.models import hub, precision
 from embedkit.models.export import write_model
 from embedkit.training.optim import build_optimizer, lr_at, set_lr
@@ -26,7 +31,11 @@ def main(recipe_name: str, output: Path) -> None:
     device = distributed.local_device()
     # "auto" becomes bf16 where the device multiplies it natively, and fp32 elsewhere.
     recipe, _ = precision.resolve(embedkit.load_recipe(recipe_name), device)
-    assert recipe.steps is not None, "give steps, not epochs"
+    if recipe.steps is None or recipe.lora or recipe.context or recipe.data.batch_table:
+        sys.exit(
+            f"{recipe_name}: has epochs, [lora], [context] or a batch_table, which this example "
+            "leaves out; use embedkit finetune"
+        )
 
     # Data: which rows each step reads follows from the sizes of the sources, the seed and the step.
     records = [open_records(mix.manifest) for mix in recipe.data.mix]
@@ -47,6 +56,10 @@ def main(recipe_name: str, output: Path) -> None:
     model = hub.load(recipe.model, settings=recipe.embedder, autocast=autocast, device=device)
     # Losses compare unit vectors, which a bare encoder does not give.
     scale_to_unit_norm(model)
+    # The export has the prompts with which the sources are read here.
+    set_prompts(recipe, records, model)
+    # With train_dense = false, Dense modules behind the pooling keep their weights.
+    choose_trained_weights(recipe, model)
     objective = recipe.objective.build()
     optimizer = build_optimizer(model, recipe.optim)
     batches = Batches(sampler, records, model.tokenizer, recipe.data, seed=recipe.seed)
