@@ -3,7 +3,6 @@
 They are the Dense and Normalize modules of sentence-transformers, in the order of a model's folder.
 """
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -113,7 +112,7 @@ def _read_dense(folder: Path) -> Projection:
                 "to another is read; pass the folder of the encoder alone"
             )
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    if not _is_of_torch(activation):
+    if not activation.startswith("torch.nn."):
         raise UserError(
             f"{folder}: activation_function = {activation!r} is none of torch's, and no code of a "
             "model is run; pass the folder of the encoder alone"
@@ -123,16 +122,6 @@ def _read_dense(folder: Path) -> Projection:
         raise UserError(f"{folder}: holds no model.safetensors; pass a folder with all its weights")
     try:
         return Projection(Dense.load(str(folder), local_files_only=True))
-    except (TypeError, ValueError, RuntimeError, SafetensorError) as error:
+    except (ImportError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{folder}: is no Dense module that can be read: {reason}") from None
-
-
-def _is_of_torch(activation: str) -> bool:
-    module, _, name = activation.rpartition(".")
-    if not f"{module}.".startswith("torch.nn."):
-        return False
-    try:
-        return hasattr(importlib.import_module(module), name)
-    except ModuleNotFoundError:
-        return False

@@ -65,7 +65,10 @@ def edited(folder: Path, **changes: object) -> None:
     ("changes", "message"),
     [
         ({"activation_function": "os.system"}, "'os.system' is none of torch's, and no code"),
-        ({"activation_function": "torch.nn.nosuch.X"}, "'torch.nn.nosuch.X' is none of torch's"),
+        (
+            {"activation_function": "torch.nn.nosuch.X"},
+            "read: No module named .torch.nn.nosuch",
+        ),
         ({"activation_function": "torch.nn.init.ones_"}, "must be a torch.nn.Module class"),
         ({"module_input_name": "token_embeddings"}, "only a Dense module from one vector"),
         ({"out_features": 7}, "is no Dense module that can be read: Error"),
