@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich import progress
-from rich.console import Console
+from rich.console import Console, ConsoleRenderable
 
 from embedkit.distributed.ranks import is_main
 
@@ -52,3 +52,9 @@ def say(line: str) -> None:
     """Print a line as it is to standard error, on rank 0 alone."""
     if is_main():
         Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def show(content: ConsoleRenderable | str) -> None:
+    """Print a table, or a line as it is, to standard output, on rank 0 alone."""
+    if is_main():
+        Console(highlight=False, markup=False).print(content, soft_wrap=isinstance(content, str))

@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from embedkit import distributed
 from embedkit.data.loading import stream
 from embedkit.data.manifests.sources import READERS
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
 from embedkit.data.pairs.records import Records
+from embedkit.distributed.progress import show
 from embedkit.errors import DataError
 from embedkit.evaluation.comparing.comparison import remarks_on
 from embedkit.evaluation.mteb import reach
@@ -45,7 +45,6 @@ def prepare(
     sources: Mapping[str, Records] | None,
     folder: Path,
     device: torch.device,
-    console: Console,
 ) -> TrainingJob[ContrastiveBatch]:
     """Open and check everything that a run reads, and print what it will do."""
     recipe, chosen = precision.resolve(recipe, device)
@@ -84,12 +83,12 @@ def prepare(
         batches_per_rank=recipe.batches_per_rank,
         vectors=[table[source.name].vectors for source in mixture.sources] if table else [],
     )
-    distributed.on_main(lambda: console.print(overview(recipe, mixture, sampler, model, chosen)))
+    distributed.on_main(lambda: show(overview(recipe, mixture, sampler, model, chosen)))
     if within_reach:
-        console.print(within_reach, soft_wrap=True)
+        show(within_reach)
     on_prompts = remarks_on_prompts(model, mixture.records)
     for remark in filter(None, (unit_norm, *remarks(recipe), *on_prompts)):
-        console.print(f"note: {remark}", soft_wrap=True)
+        show(f"note: {remark}")
     evaluator = Evaluator(recipe.evaluation, folder / "eval", model, mixture)
     return TrainingJob(
         recipe=recipe,
@@ -98,7 +97,7 @@ def prepare(
         objective=objective,
         batches=lambda numbers: stream(batches, numbers, recipe.data.workers),
         evaluator=evaluator,
-        finish=partial(_finish, model, recipe, mixture, folder, evaluator, console),
+        finish=partial(_finish, model, recipe, mixture, folder, evaluator),
     )
 
 
@@ -108,7 +107,6 @@ def _finish(
     mixture: Mixture,
     folder: Path,
     evaluator: Evaluator,
-    console: Console,
     stop: Stop,
 ) -> bool:
     # Adapters are merged first, so that the model evaluated is the model exported.
@@ -116,17 +114,17 @@ def _finish(
     # The model is exported before its evaluation, which may fail.
     exported, card = folder / "model", partial(model_card, model, recipe, mixture)
     distributed.on_main(lambda: model.save(exported, card=card(None, None)))
-    console.print(f"model: {exported}", soft_wrap=True)
+    show(f"model: {exported}")
     before, after = evaluator.after(stop)
     if after is None:
         return True
     distributed.on_main(lambda: rewrite(exported, "README.md", card(before, after)))
-    console.print(comparison(before, after) if before else after.table())
+    show(comparison(before, after) if before else after.table())
     changed = remarks_on(before, after) if before else []
     for line in (*changed, *after.prompts(), *after.reasons()):
-        console.print(line, soft_wrap=True)
+        show(line)
     if after.is_complete and after.missing:
-        console.print(f"to score them: {_command_to_score(folder)}", soft_wrap=True)
+        show(f"to score them: {_command_to_score(folder)}")
     return after.is_complete
 
 

@@ -5,12 +5,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor
 
 from embedkit import distributed
 from embedkit.data.text.masked_batches import MaskedBatch
+from embedkit.distributed.progress import show
 from embedkit.objectives.masked_lm import micro_batches
 from embedkit.pretraining.language_model import LanguageModel
 from embedkit.pretraining.mixture import TextMixture
@@ -30,7 +30,6 @@ class HeldOutLosses:
     mixture: TextMixture
     model: LanguageModel
     path: Path
-    console: Console
 
     def before(self, start: int, stop: Stop) -> None:
         """Remove what was measured after ``start`` steps; measure the model before the first."""
@@ -67,7 +66,7 @@ class HeldOutLosses:
                 frequencies.to(self._device), batch.targets.to(self._device)
             )
             table.add_row(batch.source, f"{loss:.3f}", f"{by_frequency:.3f}", f"{accuracy:.1%}")
-        self.console.print(table)
+        show(table)
 
     @property
     def _device(self) -> torch.device:

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed
@@ -13,6 +12,7 @@ from embedkit.data.loading import stream
 from embedkit.data.text.masked_batches import MaskedBatch
 from embedkit.data.text.texts import Texts
 from embedkit.distributed import sharding
+from embedkit.distributed.progress import show
 from embedkit.models import hub, precision
 from embedkit.models.neobert import NeoBERTForMaskedLM
 from embedkit.models.pretrained import quietly
@@ -35,7 +35,6 @@ def prepare(
     sources: Mapping[str, Texts] | None,
     folder: Path,
     device: torch.device,
-    console: Console,
 ) -> TrainingJob[MaskedBatch]:
     """Open and check everything that a run reads, and print what it will do."""
     recipe, chosen = precision.resolve(recipe, device)
@@ -64,8 +63,8 @@ def prepare(
         f"peak {peak_flops / 1e9:,.0f} GFLOP/s; "
         f"{recipe.steps} steps of at most {recipe.data.batch_tokens:,} tokens"
     )
-    console.print(table)
-    evaluator = HeldOutLosses(recipe, mixture, model, folder / "held_out.jsonl", console)
+    show(table)
+    evaluator = HeldOutLosses(recipe, mixture, model, folder / "held_out.jsonl")
     data = recipe.data
     flops_of_step = partial(
         flops.training_flops,
@@ -81,7 +80,7 @@ def prepare(
         objective=MaskedLMObjective(data.micro_batch_tokens, data.max_tokens, flops_of_step),
         batches=lambda numbers: stream(mixture.batches, numbers, data.workers),
         evaluator=evaluator,
-        finish=partial(_finish, network, tokenizer, folder / "model", evaluator, console),
+        finish=partial(_finish, network, tokenizer, folder / "model", evaluator),
         peak_flops=peak_flops,
     )
 
@@ -91,7 +90,6 @@ def _finish(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     evaluator: HeldOutLosses,
-    console: Console,
     _stop: Stop,
 ) -> bool:
     weights = checkpoint.whole_weights(network)
@@ -100,7 +98,7 @@ def _finish(
         with whole_folder(folder, "a model") as aside, quietly():
             network.save_pretrained(aside, state_dict=weights)
             tokenizer.save_pretrained(aside)
-        console.print(f"model: {folder}", soft_wrap=True)
+        show(f"model: {folder}")
 
     distributed.on_main(export)
     evaluator.after()

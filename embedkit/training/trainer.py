@@ -15,6 +15,7 @@ from torch import nn
 from embedkit import distributed, rng
 from embedkit.distributed import sharding
 from embedkit.distributed.interrupt import StopRequest
+from embedkit.distributed.progress import show
 from embedkit.errors import UserError
 from embedkit.recipe import Training
 from embedkit.training import checkpoint, flops, run_folder
@@ -51,7 +52,7 @@ class Interrupted(Exception):  # noqa: N818 - not an error: the run stopped as i
 
 
 def run_training(
-    prepare: Callable[[Path, torch.device, Console], TrainingJob[BatchT]],
+    prepare: Callable[[Path, torch.device], TrainingJob[BatchT]],
     path: Path,
     *,
     resume: bool,
@@ -61,8 +62,7 @@ def run_training(
     """Prepare, train and finish a run in the folder ``path``; under torchrun, on all ranks.
 
     Args:
-        prepare: function that builds the run on a device. It writes nothing into the folder, and
-            the console is silent except on rank 0.
+        prepare: function that builds the run on a device. It writes nothing into the folder.
         path: folder of the run.
         resume: whether to continue the run in ``path`` from its newest checkpoint.
         overwrite: whether to replace the run in ``path``.
@@ -83,8 +83,7 @@ def run_training(
         os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")
         torch.use_deterministic_algorithms(True, warn_only=True)
     with distributed.group(device):
-        console = Console(quiet=not distributed.is_main(), markup=False, highlight=False)
-        job = prepare(path, device, console)
+        job = prepare(path, device)
         distributed.on_main(partial(run_folder.claim, path, resume=resume, overwrite=overwrite))
         tables = job.recipe.model_dump(mode="json")
         names = job.recipe.logging.trackers if distributed.is_main() else ()
@@ -98,7 +97,7 @@ def run_training(
 
             with Metrics(path / "metrics.jsonl", trackers, job.peak_flops) as metrics:
                 trainer = Trainer(job, path, facts, metrics)
-                start = trainer.resume(console, allow_world_size_change) if resume else 0
+                start = trainer.resume(allow_world_size_change) if resume else 0
                 distributed.on_main(partial(run_folder.describe, path, job.recipe, facts))
                 distributed.on_main(partial(truncate_lines, path / "metrics.jsonl", start))
                 job.evaluator.before(start, stop)
@@ -131,7 +130,7 @@ class Trainer(Generic[BatchT]):
         self._optimizer = build_optimizer(self._model, self._recipe.optim)
         self._device = next(self._model.parameters()).device
 
-    def resume(self, console: Console, allow_world_size_change: bool) -> int:
+    def resume(self, allow_world_size_change: bool) -> int:
         """Load the newest checkpoint, if there is one, and return how many steps it has done.
 
         Raises:
@@ -143,11 +142,11 @@ class Trainer(Generic[BatchT]):
             partial(find, allow_world_size_change=allow_world_size_change)
         )
         for remark in remarks:
-            console.print(f"note: {remark}", soft_wrap=True)
+            show(f"note: {remark}")
         if newest is None:
             return 0
         checkpoint.restore(newest, self._model, self._optimizer)
-        console.print(f"resuming after step {newest.step}")
+        show(f"resuming after step {newest.step}")
         return newest.step
 
     def fit(self, start: int = 0, stop: Stop = lambda: False) -> None:
