@@ -177,7 +177,7 @@ def test_stage_one_is_prepared(
     rows = [line.strip("│ ").split() for line in printed.out.splitlines() if line.startswith("│")]
     # A table of shares, and one of lengths.
     assert [row[0] for row in rows if row[0].startswith("nomic/")] == NOMIC * 2
-    assert [line.split("\t")[1:] for line in printed.err.splitlines()] == [
-        *([name, "12 rows"] for name in NOMIC),
-        *([name, "tokenized"] for name in NOMIC),
+    assert [line.partition(" ")[2] for line in printed.err.splitlines()] == [
+        *(f"{name}: 12 rows" for name in NOMIC),
+        *(f"{name}: tokenized" for name in NOMIC),
     ]
