@@ -8,6 +8,7 @@ from embedkit.distributed.leading import (
     RankFailedError,
     apart,
     helpers,
+    is_apart,
     lead,
     scatter,
     together,

@@ -31,6 +31,8 @@ class RankFailedError(RuntimeError):
 
 _leading = Event()
 """Set on rank 0 while the other ranks wait for work."""
+_apart = Event()
+"""Set on another rank while it works alone in the function of ``apart``."""
 
 
 def lead(work: Callable[[], ResultT], own: Any) -> ResultT:
@@ -103,12 +105,25 @@ def apart(function: Callable[..., None], *arguments: Any) -> Iterator[None]:
     The function gets a rank's own object and the arguments; it is pickled by its name. The next
     ``together`` waits until the other ranks have returned from it.
     """
-    on_main(lambda: (function, arguments))
+    on_main(lambda: (_work_apart, (function, *arguments)))
     _leading.clear()
     try:
         yield
     finally:
         _leading.set()
+
+
+def is_apart() -> bool:
+    """Return whether this rank works for rank 0 while no other rank waits for it."""
+    return _apart.is_set()
+
+
+def _work_apart(own: Any, function: Callable[..., None], *arguments: Any) -> None:
+    _apart.set()
+    try:
+        function(own, *arguments)
+    finally:
+        _apart.clear()
 
 
 def _take_share(own: Any, function: Work, *arguments: Any) -> tuple[Tensor, ...]:

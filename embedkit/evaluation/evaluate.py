@@ -64,8 +64,7 @@ def evaluate(
         EvaluationInterrupted: Ctrl-C or SIGTERM came while tasks were scored.
     """
     device = distributed.local_device()
-    # The other ranks go on until rank 0 has ended: one that ends first breaks its collective.
-    with distributed.group(device), StopRequest(at_once=distributed.is_main()) as request:
+    with distributed.group(device), StopRequest(_may_end) as request:
         subject, select, settings = _opened(model, tasks, recipe, options)
         out = Path(output)
         chosen = partial(select, out / "tasks")
@@ -184,6 +183,11 @@ def verify(
             settings,
             count=count,
         )
+
+
+def _may_end() -> bool:
+    """Return whether this rank may end now: others that end before rank 0 break a collective."""
+    return distributed.is_main() or distributed.is_apart()
 
 
 def _opened(

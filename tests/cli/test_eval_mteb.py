@@ -137,17 +137,30 @@ def test_a_failed_task_is_exit_code_1(tmp_path: Path, sound: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "devices"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGINT, 2)]
+    ("kind", "devices", "type_"),
+    [
+        (signal.SIGTERM, 1, "retrieval"),
+        (signal.SIGINT, 1, "retrieval"),
+        (signal.SIGINT, 2, "retrieval"),  # All ranks encode it together.
+        (signal.SIGTERM, 2, "sts"),  # One rank scores it alone.
+    ],
 )
 def test_a_signal_prints_the_scores_so_far_and_how_to_go_on(
-    kind: signal.Signals, devices: int, tmp_path: Path
+    kind: signal.Signals, devices: int, type_: str, tmp_path: Path
 ) -> None:
     output, screen = tmp_path / "out", tmp_path / "screen"
     write_task(tmp_path / "tasks" / "a", "sts")
-    long = write_task(tmp_path / "tasks" / "b", "retrieval")
-    rows = [{"_id": f"more{n}", "text": f"{n} words " * 100} for n in range(20_000)]
-    with (long / "corpus.jsonl").open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    long = write_task(tmp_path / "tasks" / "b", type_)
+    file = "corpus.jsonl" if type_ == "retrieval" else "test.jsonl"
+    texts = [f"{n} words " * 100 for n in range(20_000)]
+    rows: list[dict[str, object]] = [
+        {"_id": f"more{n}", "text": text}
+        if type_ == "retrieval"
+        else {"sentence1": text, "sentence2": f"other {text}", "score": n}
+        for n, text in enumerate(texts)
+    ]
+    with (long / file).open("a") as stream:
+        stream.writelines(json.dumps(row) + "\n" for row in rows)
     words = ["eval-mteb", "--model", "starter", "--task-dir", str(tmp_path / "tasks")]
     words += ["--output", str(output), "--no-cache"]
     words += ["--devices", str(devices)] if devices > 1 else []
@@ -163,6 +176,7 @@ def test_a_signal_prints_the_scores_so_far_and_how_to_go_on(
     assert process.exitcode == 128 + kind, screen.read_text()
     printed = screen.read_text()
     assert "missing: b: not run" in printed
+    assert "forcefully" not in printed, "torchrun had to kill a rank"
     again = f"stopped after 1 of 2 tasks; continue with: embedkit {' '.join(words)}"
     assert again in " ".join(printed.split())
     assert list(Summary.read(output / "summary.json").scores) == ["a"]

@@ -79,14 +79,17 @@ def work_apart() -> None:
         assert distributed.helpers() == 2
         with distributed.apart(note, "first"), suppress(ZeroDivisionError):
             assert distributed.helpers() == 0
+            assert not distributed.is_apart()
             assert len(together(multiples, 5, 2)[0]) == 2
             raise ZeroDivisionError
         return together(multiples, 1, 1)[1].tolist()
 
     assert lead(work, 1) == [0, 0, 1, 0, 1, 2]
+    assert not distributed.is_apart()
     assert noted == ([] if distributed.is_main() else ["first"])
 
 
 def note(own: int, name: str) -> None:
+    assert distributed.is_apart()
     assert len(together(multiples, own, 2)[0]) == 2
     noted.append(name)
