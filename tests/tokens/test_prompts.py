@@ -37,7 +37,7 @@ def test_mteb_gives_an_export_the_paper_s_prompts_by_itself(
     api.finetune(load_recipe(str(small_recipe), settings), tmp_path / "run")
     exported = tmp_path / "run" / "model"
     theirs = SentenceTransformerEncoderWrapper(SentenceTransformer(str(exported), device="cpu"))
-    stored = hub.load(str(exported)).prompts
+    model = hub.load(str(exported))
     assert theirs.model_prompts is not None
     expected = read_toml(Path(__file__).with_name("paper_prompts.toml"))
     for part in (part for task in select_tasks("MTEB(eng, v1)") for part in leaves(task)):
@@ -46,7 +46,7 @@ def test_mteb_gives_an_export_the_paper_s_prompts_by_itself(
             assert name is not None
             assert theirs.model_prompts[name] == expected[part.metadata.name]
         # So that nobody has to ask for them.
-        ours, origin = resolve_prompts(part, stored, Instructions())
+        ours, origin = resolve_prompts(part, model, Instructions())
         assert (set(ours.values()), origin) == ({expected[part.metadata.name]}, "the model's own")
     # What training said is there as well; the card names the benchmark instead of its tasks.
     assert theirs.model_prompts["query"] == "query: "

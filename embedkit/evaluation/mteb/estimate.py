@@ -21,7 +21,6 @@ from embedkit.evaluation.mteb.task_selection import leaves, searches_corpus
 from embedkit.evaluation.mteb.text_statistics import Part, published, texts_of
 from embedkit.evaluation.progress import progress_of, quiet_libraries
 from embedkit.evaluation.tables import as_text
-from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.tokens.tokenizer import Tokenize
 
@@ -119,8 +118,7 @@ def estimate(
     are as in ``scoring.evaluate``; ``context_documents`` is the size of each context of a
     contextual model, for the record.
     """
-    counter, default = _Counter(model), model.default_prompt_name
-    contextual = isinstance(model, Contextual)
+    counter = _Counter(model)
     parts = [part for task in tasks for part in leaves(task)]
     estimates: list[TaskEstimate] = []
     unknown: dict[str, str] = {}
@@ -128,9 +126,7 @@ def estimate(
         for part in parts:
             name = part.metadata.name
             progress.update(progress.task_ids[0], description=name)
-            prompts, _ = resolve_prompts(
-                part, model.prompts, instructions, default=default, contextual=contextual
-            )
+            prompts = resolve_prompts(part, model, instructions).by_side
             try:
                 local = with_local_data(part, data_dir)
                 readable = local.data_loaded or local is not part

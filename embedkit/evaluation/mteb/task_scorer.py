@@ -100,13 +100,7 @@ class TaskScorer:
 
     def _score(self, task: AbsTask, dataset: str) -> tuple[TaskScore, TaskResult]:
         metadata = task.metadata
-        prompts, origin = resolve_prompts(
-            task,
-            self.encoder.prompts,
-            self.instructions,
-            default=self.encoder.default_prompt_name,
-            contextual=isinstance(self.encoder, ContextualEncoder),
-        )
+        prompts, origin = resolve_prompts(task, self.encoder, self.instructions)
         # mteb finds a result by the model's name and revision alone, whatever the prompts and the
         # revision of the data.
         data = [metadata.revision, list(task.eval_splits), list(task.hf_subsets)]

@@ -9,7 +9,6 @@ from embedkit.errors import some
 from embedkit.evaluation.mteb.instructions import Instructions
 from embedkit.evaluation.mteb.task_prompts import resolve_prompts
 from embedkit.evaluation.mteb.task_selection import leaves
-from embedkit.models.contextual.model import Contextual
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.trained_prompts import Reading, described
 
@@ -23,14 +22,7 @@ def warn_of_prompts(
     parts = [part for task in tasks for part in leaves(task)]
     tasks_of: dict[Reading, list[str]] = {}
     for part in parts:
-        prompts = resolve_prompts(
-            part,
-            model.prompts,
-            instructions,
-            default=model.default_prompt_name,
-            contextual=isinstance(model, Contextual),
-        )
-        for reading in prompts.by_side.items():
+        for reading in resolve_prompts(part, model, instructions).by_side.items():
             tasks_of.setdefault(reading, []).append(part.metadata.name)
     fresh = model.trained_prompts.new(tasks_of)
     if not fresh:

@@ -11,7 +11,9 @@ import pytest
 import torch
 from mteb.abstasks.abstask import AbsTask
 from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer
 from support.contextual_tasks import PROMPTS, Noting, tiny_contextual
+from support.encoders import Encoder
 from support.mirrors import ONE_OF_EACH_TYPE
 from support.ranks import run_on_ranks
 from support.task_folders import ANIMALS, DOCUMENTS, LABELLED, MONEY, QUERIES, TYPES, write_task
@@ -228,12 +230,15 @@ def test_a_frozen_context_is_that_of_every_task(tmp_path: Path) -> None:
         ("TwentyNewsgroupsClustering", {"text": "k"}),
     ],
 )
-def test_the_prompt_is_that_of_the_use(name: str, expected: Mapping[str, str]) -> None:
+def test_the_prompt_is_that_of_the_use(
+    name: str, expected: Mapping[str, str], noise_model: SentenceTransformer
+) -> None:
     (task,) = select_tasks(tasks=[name])
     given = Instructions({name: "told: "})
 
     def resolved(stored: Mapping[str, str], *, contextual: bool = True) -> Mapping[str, str]:
-        return resolve_prompts(task, stored, given, contextual=contextual).by_side
+        model = tiny_contextual(prompts=stored) if contextual else Encoder(noise_model, "m", stored)
+        return resolve_prompts(task, model, given).by_side
 
     assert resolved(USES) == expected
     published = {"query": "search_query: ", "document": "search_document: "}

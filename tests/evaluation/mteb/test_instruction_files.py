@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 from embedkit_cli.app import app
+from sentence_transformers import SentenceTransformer
+from support.encoders import Encoder
 from support.small_runs import write_small_recipe
 from support.task_folders import write_task
 from typer.testing import CliRunner
@@ -29,12 +31,14 @@ def written(path: Path, prefixes: object) -> Path:
 
 
 @pytest.mark.parametrize("name", ["told.toml", "told.json"])
-def test_a_file_names_tasks_or_their_sides(name: str, tmp_path: Path) -> None:
+def test_a_file_names_tasks_or_their_sides(
+    name: str, tmp_path: Path, noise_model: SentenceTransformer
+) -> None:
     prefixes = {"NQ-query": "ask: ", "STS12": "alike: ", "FEVER": "claim: ", "SciFact": ""}
     told = Instructions.asked_for(str(written(tmp_path / name, prefixes)))
-    stored = {"query": "q: ", "document": "d: "}
+    model = Encoder(noise_model, "m", {"query": "q: ", "document": "d: "})
     by_name = {
-        task.metadata.name: resolve_prompts(task, stored, told)
+        task.metadata.name: resolve_prompts(task, model, told)
         for task in select_tasks(tasks=["NQ", "STS12", "STS13", "FEVER", "SciFact"])
     }
     # A side without a key keeps the model's own prompt.
@@ -46,12 +50,14 @@ def test_a_file_names_tasks_or_their_sides(name: str, tmp_path: Path) -> None:
 
 
 def test_a_file_may_name_a_task_folder_and_then_comes_before_its_own_prompts(
-    tmp_path: Path,
+    tmp_path: Path, noise_model: SentenceTransformer
 ) -> None:
     write_task(tmp_path / "mine", "retrieval", prompts={"query": "own: ", "document": "page: "})
     (mine,) = read_task_folders(tmp_path / "mine")
     file = written(tmp_path / "told.toml", {"mine-query": "told: "})
-    by_side, origin = resolve_prompts(mine, {}, Instructions.asked_for(str(file)))
+    by_side, origin = resolve_prompts(
+        mine, Encoder(noise_model, "m"), Instructions.asked_for(str(file))
+    )
     assert (by_side, origin) == (
         {"query": "told: ", "document": "page: "},
         "the instructions file's",

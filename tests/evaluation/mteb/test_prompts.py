@@ -143,7 +143,9 @@ def test_stored_prompts_are_used_as_mteb_uses_them(
     assert "\nprompts: the model's own for 1 task\n" in printed
 
 
-def test_prompts_of_mtebs_tasks_are_those_that_mteb_would_choose(prompted: Path) -> None:
+def test_prompts_of_mtebs_tasks_are_those_that_mteb_would_choose(
+    prompted: Path, noise_model: SentenceTransformer
+) -> None:
     stored = STORED | {"Reranking-document": "d: ", "NQ-query": "e: ", "Clustering": ""}
     theirs = SentenceTransformer(str(prompted), device="cpu")
     theirs.prompts = {"query": "", "document": "", **stored}
@@ -151,30 +153,31 @@ def test_prompts_of_mtebs_tasks_are_those_that_mteb_would_choose(prompted: Path)
     assert wrapper.model_prompts is not None
     sides = {"query": PromptType.query, "document": PromptType.document, "text": None}
     names = ["STS12", "STS13", "NQ", "SciDocsRR", "TwentyNewsgroupsClustering", "FEVER"]
+    ours = Encoder(noise_model, "m", stored)
+    ours.default_prompt_name = "topic"
     for task in select_tasks(tasks=names):
-        for side, prompt in resolve_prompts(
-            task, stored, Instructions(), default="topic"
-        ).by_side.items():
+        for side, prompt in resolve_prompts(task, ours, Instructions()).by_side.items():
             key = wrapper.get_prompt_name(task.metadata, sides[side])
             assert prompt == (wrapper.model_prompts[key] if key else STORED["topic"])
 
 
 def test_a_folder_s_own_prompts_go_first_and_the_paper_s_before_the_model_s(
-    tmp_path: Path,
+    tmp_path: Path, noise_model: SentenceTransformer
 ) -> None:
     write_task(tmp_path / "mine", "retrieval", prompts={"query": "own: "})
     (mine,) = read_task_folders(tmp_path / "mine")
-    by_side, origin = resolve_prompts(mine, {"query": "side"}, Instructions({"mine": "told"}))
+    model = Encoder(noise_model, "m", {"query": "side", "NQ-query": "x"})
+    by_side, origin = resolve_prompts(mine, model, Instructions({"mine": "told"}))
     assert (by_side, origin) == ({"query": "own: ", "document": ""}, "the task folder's own")
     (nq,) = select_tasks(tasks=["NQ"])
-    by_side, origin = resolve_prompts(
-        nq, {"query": "side", "NQ-query": "x"}, Instructions({"NQ": "told"})
-    )
+    by_side, origin = resolve_prompts(nq, model, Instructions({"NQ": "told"}))
     assert (by_side, origin) == ({"query": "told", "document": "told"}, "the paper's")
 
 
 @pytest.mark.slow
-def test_no_task_outside_the_benchmark_gets_the_paper_s_instruction() -> None:
+def test_no_task_outside_the_benchmark_gets_the_paper_s_instruction(
+    noise_model: SentenceTransformer,
+) -> None:
     paper = Instructions.asked_for("paper")
     every = mteb.get_tasks(exclude_superseded=False)
     parts = {part.metadata.name: part for task in every for part in leaves(task)}
@@ -189,7 +192,7 @@ def test_no_task_outside_the_benchmark_gets_the_paper_s_instruction() -> None:
     assert told == paper.prefixes.keys()
     assert len(told) == 67
     for name in ("CmedqaRetrieval", "STSES", "CQADupstackGisRetrieval", "SciFact"):
-        prompts = resolve_prompts(parts[name], {}, paper)
+        prompts = resolve_prompts(parts[name], Encoder(noise_model, "m"), paper)
         given = paper.prefixes.get(name, "")
         assert (set(prompts.by_side.values()), prompts.origin == "the paper's") == (
             {given},
