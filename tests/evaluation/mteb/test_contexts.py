@@ -280,8 +280,8 @@ def score_shared(folder: Path, documents: int | None) -> None:
     encoder.run_on_main(lambda encoder: evaluate(encoder, tasks, folder / "together"))
     assert counted, "every rank encodes"
     # A context is made once, and sent to the other rank if that encodes in it too.
-    made = distributed.sum_over_ranks(torch.tensor(len(model.contexts)))
-    assert made == (0 if documents == 0 else len(tasks))
+    embedded = distributed.sum_over_ranks(torch.tensor(len(model.contexts)))
+    assert embedded == len(tasks) * (model.config.num_context if documents is None else documents)
 
 
 def test_every_rank_encodes_in_the_frozen_context_of_another_model(one_text_a_batch: None) -> None:
