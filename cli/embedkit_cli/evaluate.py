@@ -89,15 +89,16 @@ def eval_mteb(
         return
     with print_scores_so_far():
         summary = api.evaluate(model, chosen, output, recipe=recipe, **options)
-    if is_main():
+        if not is_main():
+            return
         typer.echo(summary.text(), nl=False)
         failed = bool(summary.failed)
         if verify is not None and summary.scores:
             checked = api.verify(model, chosen, summary, count=verify, recipe=recipe, **options)
             typer.echo(checked.text(), nl=False)
             failed |= checked.failed
-        if failed:
-            raise typer.Exit(1)
+    if failed:
+        raise typer.Exit(1)
 
 
 def _check_choice(

@@ -172,17 +172,21 @@ def verify(
 
     Raises:
         UserError: no task has a score, or the stock libraries cannot open or score the model.
+        EvaluationInterrupted: Ctrl-C or SIGTERM came; the other process has ended, too.
     """
     subject, select, settings = _opened(model, tasks, recipe, options)
-    with tempfile.TemporaryDirectory() as folder:
-        return verify_scores(
-            _encoder(subject, settings),
-            hub.resolve(str(model)),
-            select(Path(folder)),
-            summary,
-            settings,
-            count=count,
-        )
+    try:
+        with StopRequest(_may_end), tempfile.TemporaryDirectory() as folder:
+            return verify_scores(
+                _encoder(subject, settings),
+                hub.resolve(str(model)),
+                select(Path(folder)),
+                summary,
+                settings,
+                count=count,
+            )
+    except KeyboardInterrupt as interrupt:
+        raise EvaluationInterrupted(summary, *interrupt.args) from None
 
 
 def _may_end() -> bool:

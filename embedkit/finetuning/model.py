@@ -122,15 +122,19 @@ def check_lengths(recipe: Recipe, records: Sequence[Records], model: EmbeddingMo
             tokenize.check_room(prompt, limit, f"{source.name}: max_{side}_tokens")
 
 
-def set_prompts(recipe: Recipe, records: Sequence[Records], model: EmbeddingModel) -> None:
+def set_prompts(recipe: Recipe, records: Sequence[Records], model: EmbeddingModel) -> str | None:
     """Give a model the prompts that it is trained with, and none for a side trained without.
+
+    A default prompt that stands before no text of the training goes; a remark on it is returned.
 
     Raises:
         UserError: a default prompt is none that the model stores.
     """
+    default, trained = model.default_prompt_name, _prompts_of(records)
     others = {name: prompt for name, prompt in model.prompts.items() if name not in SEARCH}
     model.prompts = others | stored_prompts(records)
-    if model.default_prompt_name not in model.prompts:
+    stored = model.prompts.get(default or "")
+    if stored is None or not trained.has("text", stored):
         model.default_prompt_name = None
     if recipe.embedder.benchmark_prompts:
         model.prompts |= benchmark_prompts()
@@ -142,7 +146,13 @@ def set_prompts(recipe: Recipe, records: Sequence[Records], model: EmbeddingMode
                 f"choose one of {', '.join(near or model.prompts)}, or leave the key out"
             )
         model.prompts[side] = model.prompts[name]
-    model.trained_prompts = _prompts_of(records).joined(model.trained_prompts)
+    model.trained_prompts = trained.joined(model.trained_prompts)
+    if default == model.default_prompt_name:
+        return None
+    return (
+        f"the exported model has no default prompt: {default!r}, that of {recipe.model}, stands "
+        "before no text of the training"
+    )
 
 
 def undecided_sides(model: EmbeddingModel, records: Sequence[Records]) -> dict[str, str]:

@@ -62,7 +62,7 @@ def prepare(
     check_held_out(recipe.evaluation, mixture.manifests, tasks)
     recipe = resolve_steps(recipe, mixture)
     sampler = build_batch_sampler(mixture, recipe)
-    starting_model.set_prompts(recipe, mixture.records, model)
+    on_default = starting_model.set_prompts(recipe, mixture.records, model)
     starting_model.check_lengths(recipe, mixture.records, model)
     _check_slots(recipe, mixture)
     facts = {
@@ -86,7 +86,7 @@ def prepare(
     distributed.on_main(lambda: show(overview(recipe, mixture, sampler, model, chosen)))
     if within_reach:
         show(within_reach)
-    on_prompts = remarks_on_prompts(model, mixture.records)
+    on_prompts = (on_default, *remarks_on_prompts(model, mixture.records))
     for remark in filter(None, (unit_norm, *remarks(recipe), *on_prompts)):
         show(f"note: {remark}")
     evaluator = Evaluator(recipe.evaluation, folder / "eval", model, mixture)

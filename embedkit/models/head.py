@@ -123,5 +123,8 @@ def _read_dense(folder: Path) -> Projection:
     try:
         return Projection(Dense.load(str(folder), local_files_only=True))
     except (ImportError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{folder}: is no Dense module that can be read: {reason}") from None
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{folder}: is no Dense module that can be read ({reason}); copy the folder anew from "
+            "where the model comes from"
+        ) from None

@@ -94,7 +94,10 @@ def load(
     stored = read_stored(resolve(model))
     tokenizer = load_tokenizer(model)
     backbone = _backbone(model, tokenizer, settings.attention, device, autocast)
-    limit = _position_limit(backbone.model, tokenizer)
+    positions = _position_limit(backbone.model, tokenizer)
+    # A NeoBERT's tokenizer is BERT's, whose limit may still be 512.
+    is_neobert = isinstance(backbone.model, NeoBERTModel)
+    limit = stored.max_tokens or (positions if is_neobert else tokenizer.model_max_length)
     chosen = settings.include_prompt
     embedder = Embedder(
         backbone,
@@ -102,8 +105,8 @@ def load(
         pooling=settings.pooling or stored.pooling,
         include_prompt=stored.include_prompt if chosen is None else chosen,
         prompts=stored.prompts,
-        max_tokens=min(stored.max_tokens or limit, limit),
-        position_limit=limit,
+        max_tokens=min(limit, positions),
+        position_limit=positions,
         name=display_name(model),
         autocast=autocast,
         default_prompt_name=stored.default_prompt_name,
@@ -212,13 +215,13 @@ def backbone_of(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def _position_limit(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the length of the longest sequence that an encoder can read."""
+    """Return the length of the longest sequence that an encoder can read.
+
+    Where positions are relative (T5, XLNet), the tokenizer's limit is all that is known.
+    """
     limits = [absolute_positions(network), getattr(network.config, "max_position_embeddings", None)]
-    if not isinstance(network, NeoBERTModel):
-        # A NeoBERT's tokenizer is BERT's, whose limit may still be 512.
-        limits.append(tokenizer.model_max_length)
-    # XLNet's limit of -1 means that there is none.
-    return min(int(limit) for limit in limits if limit and limit > 0)
+    of_network = [int(limit) for limit in limits if limit and limit > 0]
+    return min(of_network, default=int(tokenizer.model_max_length))
 
 
 def _fastest(config: Any, device: torch.device, autocast: torch.dtype | None) -> str | None:

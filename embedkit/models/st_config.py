@@ -68,26 +68,49 @@ def read_stored(folder: str) -> Stored:
     (_, own), (_, pooled), *head = _modules(folder)
     encoder = root / own
     pooling = read_json(root / pooled / "config.json")
+    if not pooling:
+        raise UserError(
+            f"{folder}: {pooled}/config.json, which says how to pool, is missing or empty; copy it "
+            "from where the model comes from"
+        )
     limit = read_json(encoder / "sentence_bert_config.json").get("max_seq_length")
     # sentence-transformers stores the limit in tokenizer_config.json from 6.2 on.
     of_tokenizer = read_json(encoder / "tokenizer_config.json").get("model_max_length")
     if not limit and of_tokenizer and of_tokenizer < _NO_LIMIT:
         limit = of_tokenizer
-    settings = read_json(root / "config_sentence_transformers.json")
+    settings = _settings(folder)
     return Stored(
         folder=folder,
         encoder=str(encoder),
         pooling=_pooling(folder, pooling),
         include_prompt=bool(pooling.get("include_prompt", True)),
         head=tuple(head),
-        # A prompt that is not set may be null in the file.
-        prompts={k: v or "" for k, v in (settings.get("prompts") or {}).items()},
+        prompts=settings["prompts"],
         default_prompt_name=settings.get("default_prompt_name"),
         max_tokens=int(limit) if limit else None,
         similarity=similarity_of(folder),
         truncate_dim=settings.get("truncate_dim"),
         trained_prompts=TrainedPrompts.read(root),
     )
+
+
+def _settings(folder: str) -> dict[str, Any]:
+    """Return the values of ``config_sentence_transformers.json``, with the prompts as texts."""
+    settings = read_json(Path(folder) / "config_sentence_transformers.json")
+    prompts, width = settings.get("prompts") or {}, settings.get("truncate_dim")
+    default, wrong = settings.get("default_prompt_name"), None
+    if not isinstance(prompts, dict) or not all(
+        isinstance(p, str | None) for p in prompts.values()
+    ):
+        wrong = "prompts is no table of texts"
+    elif default is not None and default not in prompts:
+        wrong = f"default_prompt_name is {default!r}, and prompts has none of that name"
+    elif width is not None and not (type(width) is int and width > 0):
+        wrong = f"truncate_dim is {width!r}, not a number of dimensions"
+    if wrong:
+        raise UserError(f"{folder}: config_sentence_transformers.json: {wrong}; correct the file")
+    # A prompt that is not set may be null in the file.
+    return settings | {"prompts": {name: prompt or "" for name, prompt in prompts.items()}}
 
 
 def write_stored(model: EmbeddingModel, modules: list[dict[str, Any]], folder: Path) -> None:

@@ -9,7 +9,7 @@ from support.contextual_tasks import tiny_contextual
 from support.task_folders import write_task
 from typer.testing import CliRunner
 
-from embedkit.evaluation.mteb import estimate as estimating
+from embedkit.evaluation.mteb import speed
 from embedkit.evaluation.summary import Summary
 from embedkit.models.contextual.export import write_contextual
 
@@ -57,7 +57,7 @@ def test_a_frozen_model_is_scored_as_it_is(folder: Path, tmp_path: Path) -> None
 def test_an_estimate_of_a_contextual_model_names_what_it_leaves_out(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimating, "_SECONDS", 0.05)
+    monkeypatch.setattr(speed, "_SECONDS", 0.05)
     words = ["eval-mteb", "--model", str(folder / "model"), "--estimate", "--dtype", "fp32"]
     tasks = ["--task-dir", str(folder / "tasks")]
     result = CliRunner().invoke(app, [*words, *tasks, "--context-documents", "6"])

@@ -245,12 +245,17 @@ def test_a_frozen_context_leaves_nothing_to_train(
         api.finetune(recipe, tmp_path / "run")
 
 
+@pytest.mark.parametrize("default", ["query", "NQ"])
 def test_prompts_that_training_did_without_are_not_exported(
-    small_recipe: Path, tiny_model: Path, tmp_path: Path
+    default: str,
+    small_recipe: Path,
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     backbone = hub.load(str(tiny_model))
     backbone.prompts = {"query": "OLD: ", "document": "OLD: ", "NQ": "of a task: "}
-    backbone.default_prompt_name = "query"
+    backbone.default_prompt_name = default
     write_model(backbone, tmp_path / "backbone")
     recipe = load_recipe(str(small_recipe), [f"model={tmp_path / 'backbone'}", "steps=1"])
     for manifest, own in {"pairs": "A: ", "triplets": "B: "}.items():
@@ -270,6 +275,8 @@ def test_prompts_that_training_did_without_are_not_exported(
         "triplets-query": "B: ",
     }
     assert exported.default_prompt_name is None
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"note: the exported model has no default prompt: {default!r}, that of" in said
 
 
 def test_widths_of_two_stages_are_trained_too(small_recipe: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from support.stock_models import write_stock
 from support.tiny_bert import MINILM, real_tokenizer
 from transformers import (
     AutoTokenizer,
@@ -74,6 +75,18 @@ def test_a_stored_limit_beyond_the_models_own_is_cut_to_it(
     again = hub.load(str(tmp_path / "model"))
     assert (again.max_tokens, again.position_limit) == (128, 128)
     assert again.encode(["word " * 200]).shape == (1, 32)
+
+
+def test_a_folder_s_limit_is_no_limit_of_positions(tiny_model: Path, tmp_path: Path) -> None:
+    folder = write_stock(tiny_model, tmp_path / "model", kind="dot")
+    stock = SentenceTransformer(str(folder), device="cpu")
+    stock.max_seq_length = 64
+    stock.save(str(folder))
+    embedder = hub.load(str(folder))
+    assert (embedder.max_tokens, embedder.position_limit) == (64, 128)
+    stock.max_seq_length = embedder.max_tokens = 100
+    texts = ["word " * 90, "a word"]
+    np.testing.assert_allclose(embedder.encode(texts), stock.encode(texts), atol=1e-6)
 
 
 def test_a_limit_that_only_the_tokenizer_states_is_taken(tiny_model: Path, tmp_path: Path) -> None:
@@ -222,6 +235,14 @@ def modules(*kinds: str, pooling: dict[str, Any] | None = None) -> Callable[[Pat
     return edit
 
 
+def settings(text: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        modules("Transformer", "Pooling", pooling=MEAN)(folder)
+        (folder / "config_sentence_transformers.json").write_text(text)
+
+    return edit
+
+
 def write(name: str, text: str) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         (folder / name).write_text(text)
@@ -284,6 +305,22 @@ MAX = {"pooling_mode_max_tokens": True}
         (
             modules("Transformer", "Pooling", pooling={"pooling_mode": ["cls", "mean"]}),
             r"pools by cls \+ mean",
+        ),
+        (
+            modules("Transformer", "Pooling"),
+            "1_Pooling/config.json, which says how to pool, is miss",
+        ),
+        (
+            settings('{"prompts": ["a"]}'),
+            "transformers.json: prompts is no table of texts; correct",
+        ),
+        (
+            settings('{"truncate_dim": "x"}'),
+            "truncate_dim is 'x', not a number of dimensions; corr",
+        ),
+        (
+            settings('{"prompts": {"query": "q: "}, "default_prompt_name": "nope"}'),
+            "default_prompt_name is 'nope', and prompts has none of that name; correct the file",
         ),
         (write("config.json", "[]"), r"config\.json: is not an object; copy it anew"),
         (write("modules.json", "{}"), r"modules\.json: is not a list; copy it anew"),

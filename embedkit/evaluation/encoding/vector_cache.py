@@ -62,9 +62,9 @@ class VectorCache:
         self._lock = FileLock(folder / ".lock")
         self._groups: dict[str, _Group] = {}
 
-    def __reduce__(self) -> tuple[type["VectorCache"], tuple[Path, int]]:
+    def __reduce__(self) -> tuple[type["VectorCache"], tuple[Path, int, DTypeLike]]:
         """Pickle the cache for another rank, which opens the folder itself."""
-        return VectorCache, (self._folder, self._max_bytes)
+        return VectorCache, (self._folder, self._max_bytes, self._dtype)
 
     def find(
         self, identity: str, prompt: str, keys: Keys

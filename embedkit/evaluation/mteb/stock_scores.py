@@ -1,7 +1,8 @@
 """A script that scores tasks with mteb and sentence-transformers alone, for ``verification``.
 
 It runs in a process of its own, ``python -I stock_scores.py FOLDER``, and imports nothing of
-embedkit. FOLDER holds ``request.pickle``, and gets ``scores.json``.
+embedkit. FOLDER holds ``request.pickle``, and gets ``scores.json``: the score of each task, or the
+reason why it has none.
 """
 
 import json
@@ -29,11 +30,14 @@ def main(folder: Path) -> None:
     if request["max_tokens"] is not None:
         model.max_seq_length = request["max_tokens"]
     stored = dict(model.prompts)
-    scores = {}
+    scores: dict[str, float | str] = {}
     for each in request["tasks"]:
         # mteb sets a model's prompts to those that it is given.
         model.prompts = dict(stored)
-        scores[each["name"]] = _score(model, each)
+        try:
+            scores[each["name"]] = _score(model, each)
+        except Exception as error:  # The other tasks can be scored all the same.
+            scores[each["name"]] = f"{type(error).__name__}: {' '.join(str(error).split())}"
     assert "embedkit" not in sys.modules
     (folder / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from mteb.abstasks.abstask import AbsTask
@@ -42,6 +42,8 @@ class Verification:
     """Precision of embedkit's scores; the others are computed in fp32."""
     scores: Mapping[str, tuple[float, float]]
     """embedkit's score and the stock libraries' of each task."""
+    not_scored: Mapping[str, str]
+    """Reason why the stock libraries have no score of a task."""
 
     @property
     def largest(self) -> float:
@@ -65,8 +67,15 @@ class Verification:
         if self.dtype != "float32":
             told += f"; embedkit computed in {self.dtype}: --dtype fp32 gives a verdict"
         elif self.failed:
-            told += f", which is more than the {100 * TOLERANCE:.2f} that rounding explains"
-        return f"{as_text(table).rstrip()}\n{told}\n"
+            told += (
+                f", more than {100 * TOLERANCE:.2f}: rounding explains it only where nearly equal "
+                "vectors decide the score"
+            )
+        lacking = [
+            f"{task}: not scored by the stock libraries: {reason}"
+            for task, reason in self.not_scored.items()
+        ]
+        return "\n".join([as_text(table).rstrip(), told, *lacking]) + "\n"
 
 
 def verify_scores(
@@ -116,8 +125,15 @@ def verify_scores(
         "tasks": [_described(*pair, encoder, settings.mirror) for pair in scored[:count]],
     }
     theirs = _scored_elsewhere(request)
-    scores = {name: (summary.scores[name].score, theirs[name]) for name in theirs}
-    return Verification(summary.model, summary.dtype, scores)
+    not_scored = {name: reason for name, reason in theirs.items() if isinstance(reason, str)}
+    scores = {
+        name: (summary.scores[name].score, score)
+        for name, score in theirs.items()
+        if not isinstance(score, str)
+    }
+    if not scores:
+        _refuse(request, next(iter(not_scored.values())))
+    return Verification(summary.model, summary.dtype, scores, not_scored)
 
 
 def _described(
@@ -156,7 +172,8 @@ def _described(
     }
 
 
-def _scored_elsewhere(request: Mapping[str, Any]) -> dict[str, float]:
+def _scored_elsewhere(request: Mapping[str, Any]) -> dict[str, float | str]:
+    """Return the stock libraries' score of each task, or the reason why it has none."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "request.pickle").write_bytes(pickle.dumps(request))
@@ -165,8 +182,11 @@ def _scored_elsewhere(request: Mapping[str, Any]) -> dict[str, float]:
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            raise UserError(
-                f"verify: sentence-transformers and mteb cannot score {request['model']}: {reason}"
-            )
-        scores: dict[str, float] = read_json(folder / "scores.json")
+            _refuse(request, reason)
+        scores: dict[str, float | str] = read_json(folder / "scores.json")
     return scores
+
+
+def _refuse(request: Mapping[str, Any], reason: str) -> NoReturn:
+    model = request["model"]
+    raise UserError(f"verify: sentence-transformers and mteb cannot score {model}: {reason}")

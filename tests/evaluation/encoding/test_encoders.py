@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import pickle
 import signal
 import warnings
 from collections.abc import Callable, Sequence
@@ -230,6 +231,11 @@ def test_a_cache_changes_no_bit_of_a_vector(
     (keys,) = tmp_path.glob("*.texts/keys")
     bytes_of_a_number = 2 if dtype is torch.float16 else 4
     assert vectors.stat().st_size / keys.stat().st_size == 384 * bytes_of_a_number / 16
+    # Another rank gets the cache pickled, and keeps its vectors with the others.
+    again = CachedEncoder(model, pickle.loads(pickle.dumps(cache)))
+    np.testing.assert_array_equal(again.encode(SENTENCES), expected)
+    again.encode(["a text of another rank"])
+    assert len([*tmp_path.glob("*.texts")]) == 1
 
 
 def test_a_killed_run_leaves_vectors_that_the_next_one_would_make(

@@ -127,13 +127,14 @@ def test_a_length_that_the_model_does_not_have_is_refused(
 
 
 def test_a_difference_that_rounding_does_not_explain_is_a_failure() -> None:
-    same = Verification("m", "float32", {"a": (0.5, 0.50002), "b": (0.25, 0.25)})
+    same = Verification("m", "float32", {"a": (0.5, 0.50002), "b": (0.25, 0.25)}, {})
     assert not same.failed
     assert same.text().endswith("largest difference: 0.0020\n")
     other = replace(same, scores={"a": (0.5, 0.5), "b": (0.25, 0.2502)})
     assert other.failed
     assert other.text().endswith(
-        "largest difference: 0.0200, which is more than the 0.01 that rounding explains\n"
+        "largest difference: 0.0200, more than 0.01: rounding explains it only where nearly equal "
+        "vectors decide the score\n"
     )
     unknown = replace(same, scores={"a": (0.5, 0.5), "b": (float("nan"), 0.25)})
     assert unknown.failed
@@ -142,6 +143,21 @@ def test_a_difference_that_rounding_does_not_explain_is_a_failure() -> None:
     half = replace(other, dtype="bfloat16")
     assert not half.failed
     assert "embedkit computed in bfloat16: --dtype fp32 gives a verdict" in half.text()
+
+
+def test_a_task_that_the_stock_libraries_cannot_score_is_named_and_the_others_are_compared(
+    tasks: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    # mteb has no euclidean distance of pairs, which STS compares.
+    folder = write_stock(tiny_model, tmp_path / "model", kind="euclidean")
+    words = ["eval-mteb", "--model", folder, "--output", tmp_path / "out", "--verify", 2]
+    words += ["--task-dir", tasks / "sts", "--task-dir", tasks / "clustering"]
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert (
+        "sts: not scored by the stock libraries: ValueError: Similarity function" in result.output
+    )
+    assert "largest difference: 0.0000" in result.output
 
 
 def test_a_folder_that_only_embedkit_opens_is_refused_in_one_line(
