@@ -159,7 +159,13 @@ def _mistakes(error: ValidationError, section: type[Section], called: str) -> li
     # For a table of several kinds, pydantic adds the kind to the path of the key.
     kinds = {k for table in tables if "kind" in table for k in get_args(table["kind"].annotation)}
     mistakes = []
-    for line in error.errors(include_url=False):
+    lines = error.errors(include_url=False)
+    for line in lines:
+        # A list is empty for pydantic if all of its elements are wrong, which say so themselves.
+        depth = len(line["loc"])
+        elements = [each for each in lines if each["loc"][:depth] == line["loc"]]
+        if line["type"] == "too_short" and len(elements) > 1:
+            continue
         path = [str(part) for part in line["loc"]]
         unknown = [path.pop()] if line["type"] == "extra_forbidden" else []
         where = ".".join([part for part in path if part in known or part not in kinds] + unknown)

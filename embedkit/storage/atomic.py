@@ -29,6 +29,10 @@ def written_aside(path: Path) -> Iterator[Path]:
     try:
         yield aside
         aside.replace(path)
+    except OSError as error:
+        if error.errno and error.filename is None:  # A full disk is reported without the file.
+            error.filename = str(path)
+        raise
     finally:
         aside.unlink(missing_ok=True)
 

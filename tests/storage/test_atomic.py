@@ -35,6 +35,15 @@ def _fail(aside: Path) -> None:
     raise OSError("no space")
 
 
+def test_a_full_disk_is_reported_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    aside_of(path).symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_text(path, "b")
+    assert caught.value.filename == str(path)
+    assert not path.exists()
+
+
 def test_a_block_that_fails_leaves_the_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")

@@ -82,6 +82,10 @@ def test_a_manifest_is_called_as_its_file(tmp_path: Path) -> None:
         (FILES + 'columns = { query = "a[x]" }', r"columns\.query\.0: 'a\[x\]' is no column path"),
         (HUB + 'revision = "main"', r"source\.revision: String should match"),
         (FILES + "max_query_tokens = 2", r"max_query_tokens: .*greater than or equal to 3 \(got 2"),
+        (
+            FILES + 'held_out = { share = 0.5, tasks = ["retrieval"] }',
+            r"held_out\.tasks\.0: [^;]*\(got 'retrieval'\)$",
+        ),
         (FILES + "columns = { positive = [] }", r"columns\.positive: .* at least 1 item"),
         (HUB + 'config = "a"\nconfigs = [{ name = "b" }]', r"source: config or configs, not"),
         ('source = { kind = "url" }', r"source: Input tag 'url'"),
