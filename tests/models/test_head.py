@@ -71,7 +71,7 @@ def edited(folder: Path, **changes: object) -> None:
         ),
         ({"activation_function": "torch.nn.init.ones_"}, "must be a torch.nn.Module class"),
         ({"module_input_name": "token_embeddings"}, "only a Dense module from one vector"),
-        ({"out_features": 7}, r"can be read \(Error .* size mismatch .*\); copy the folder anew"),
+        ({"out_features": 7}, r"can be read \(Error.* size mismatch .*\); copy the folder anew"),
     ],
 )
 def test_a_dense_module_that_cannot_be_read_is_refused_in_one_line(
