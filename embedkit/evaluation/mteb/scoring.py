@@ -69,11 +69,7 @@ def evaluate(
         dtype=dtype,
     )
     scorer = scorer_of(encoder)
-    types = {task.metadata.name: str(task.metadata.type) for task in tasks}
-    versions = versions_of(("embedkit-neobert", "mteb", "torch"))
-    revision, path = scorer.published.revision, output / "summary.json"
-    model = scorer.wrapped.name
-    summary = Summary(model, scorer.identity, dtype, types, {}, {}, versions, revision)
+    summary, path = _nothing_scored(tasks, scorer), output / "summary.json"
     with quiet_libraries(), progress_of(len(tasks)) as progress:
         if remark := summary.replaces(path):
             print_line(progress.console, f"note: {remark}")
@@ -92,6 +88,19 @@ def evaluate(
         except KeyboardInterrupt as interrupt:
             raise EvaluationInterrupted(summary, *interrupt.args) from None
     return summary
+
+
+def _nothing_scored(tasks: Sequence[AbsTask], scorer: TaskScorer) -> Summary:
+    return Summary(
+        model=scorer.wrapped.name,
+        identity=scorer.identity,
+        dtype=scorer.dtype,
+        tasks={task.metadata.name: str(task.metadata.type) for task in tasks},
+        scores={},
+        failed={},
+        versions=versions_of(("embedkit-neobert", "mteb", "torch")),
+        revision=scorer.published.revision,
+    )
 
 
 def _with_outcome(summary: Summary, name: str, outcome: Outcome) -> Summary:
