@@ -24,6 +24,7 @@ from embedkit.pretraining.mixture import open_text_mixture
 from embedkit.recipe import PretrainRecipe
 from embedkit.storage import hashing
 from embedkit.storage.folders import whole_folder
+from embedkit.tokens.tokenizer import save_tokenizer
 from embedkit.training import checkpoint, flops
 from embedkit.training.interfaces import Stop
 from embedkit.training.metrics import check_trackers
@@ -97,7 +98,7 @@ def _finish(
     def export() -> None:
         with whole_folder(folder, "a model") as aside, quietly():
             network.save_pretrained(aside, state_dict=weights)
-            tokenizer.save_pretrained(aside)
+            save_tokenizer(tokenizer, aside)
         show(f"model: {folder}")
 
     distributed.on_main(export)

@@ -115,8 +115,13 @@ def lowercased(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a tokenizer's files, without the limit at which texts were last truncated."""
+    """Write a tokenizer's files, which depend neither on its use so far nor on how it was loaded.
+
+    They hold no limit at which texts were last truncated, and not whether the hub was in reach.
+    """
     without_truncation(tokenizer)
+    for name in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(folder)
 
 

@@ -9,7 +9,7 @@ from huggingface_hub import constants
 
 from embedkit.errors import UserError
 from embedkit.models import hub
-from embedkit.storage.offline import settle_network
+from embedkit.storage.offline import ask_again, settle_network
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,8 @@ def _online(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     settle_network.cache_clear()
     yield
-    settle_network.cache_clear()
+    # Else the next test that asks again would find these settings, not its own.
+    ask_again()
 
 
 class Answer(BaseHTTPRequestHandler):

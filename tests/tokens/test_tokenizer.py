@@ -5,18 +5,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from support.tiny_bert import MINILM, real_tokenizer, tiny_bert
 from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import RobertaProcessing
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from embedkit.models import hub
 from embedkit.recipe import ModelSettings
 from embedkit.tokens.batch import TokenBatch
-from embedkit.tokens.tokenizer import Tokenize, identity_of, lowercased, without_truncation
+from embedkit.tokens.tokenizer import (
+    Tokenize,
+    identity_of,
+    lowercased,
+    save_tokenizer,
+    without_truncation,
+)
 
 LONG = "word " * 300
 QUERY = "Represent this sentence for searching: "
@@ -50,6 +57,21 @@ def test_what_the_file_says_is_switched_off() -> None:
     assert (backend.truncation is None, backend.padding is None) == (False, False)
     Tokenize(fresh)
     assert (backend.truncation, backend.padding) == (None, None)
+
+
+def test_a_saved_tokenizer_does_not_tell_whether_the_hub_was_in_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = {}
+    for offline in (False, True):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        folder = tmp_path / str(offline)
+        tokenizer = AutoTokenizer.from_pretrained(MINILM)
+        assert tokenizer.init_kwargs["local_files_only"] is offline
+        save_tokenizer(tokenizer, folder)
+        stored[offline] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert "tokenizer_config.json" in stored[True]
+    assert stored[True] == stored[False]
 
 
 def test_identifying_a_tokenizer_changes_nothing() -> None:

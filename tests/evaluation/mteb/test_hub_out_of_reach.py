@@ -27,7 +27,8 @@ def silent_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sock
         server.setblocking(False)
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         yield server
-    offline.settle_network.cache_clear()
+    # Else the next test that asks again would find these settings, not its own.
+    offline.ask_again()
 
 
 def connections(server: socket.socket) -> int:
