@@ -26,7 +26,15 @@ from embedkit.evaluation.settings import (
 )
 from embedkit.mining.settings import MiningSettings
 from embedkit.models.settings import ExportTarget
-from embedkit.recipe import PretrainRecipe, Recipe, as_recipe, default_output, explain, show_recipes
+from embedkit.recipe import (
+    PretrainRecipe,
+    Recipe,
+    as_recipe,
+    default_output,
+    explain,
+    shipped_recipes,
+    show_recipes,
+)
 from embedkit.recipe.load_recipes import load_any_recipe, load_pretrain_recipe, load_recipe
 from embedkit.storage.versions import STACK, versions_of
 

@@ -152,6 +152,35 @@ def differences(then: Any, now: Any, key: str = "") -> list[str]:
     return [f"{key}: {' -> '.join(shown)}"]
 
 
+def near_keys(key: str, known: Iterable[str], n: int = 3) -> list[str]:
+    """Return up to ``n`` dotted keys that ``key`` may stand for, the most alike first.
+
+    They end in the same word, or else in a word that is spelled like it.
+    """
+    paths = dict.fromkeys(known)
+    by_word: dict[str, list[str]] = {}
+    for path in paths:
+        by_word.setdefault(path.rpartition(".")[2], []).append(path)
+    last = key.rpartition(".")[2]
+    words = [last] if last in by_word else difflib.get_close_matches(last, by_word, n=1)
+    ends = [path for word in words for path in by_word[word]]
+    if not ends:
+        return difflib.get_close_matches(key, paths, n=1)
+    return difflib.get_close_matches(key, ends, n=n, cutoff=0.0)
+
+
+def _paths(annotation: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a section class, and of the sections inside it."""
+    inner: Iterable[Any] = get_args(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        for name, field in annotation.model_fields.items():
+            yield f"{prefix}{name}"
+            yield from _paths(field.annotation, f"{prefix}{name}.")
+        inner = annotation.__subclasses__() if "kind" in annotation.model_fields else ()
+    for part in inner:
+        yield from _paths(part, prefix)
+
+
 def _mistakes(error: ValidationError, section: type[Section], called: str) -> list[tuple[str, str]]:
     """Return the dotted name of each wrong field, which users call a key or so, and the reason."""
     tables = [inner.model_fields for inner in _sections(section)]
@@ -170,9 +199,10 @@ def _mistakes(error: ValidationError, section: type[Section], called: str) -> li
         unknown = [path.pop()] if line["type"] == "extra_forbidden" else []
         where = ".".join([part for part in path if part in known or part not in kinds] + unknown)
         if unknown:
-            # The key itself may be that of another table.
-            near = difflib.get_close_matches(unknown[0], known - {*unknown}, n=1)
-            what = f"there is no such {called}" + (f", did you mean {near[0]}?" if near else "")
+            # The key may be that of another kind of table, which is no help here.
+            near = near_keys(where, [key for key in _paths(section) if key != where])
+            what = f"there is no such {called}"
+            what += f", did you mean {' or '.join(near)}?" if near else ""
         else:
             what = line["msg"].removeprefix("Value error, ")
             if line["type"] not in {"missing", "value_error"}:

@@ -127,7 +127,7 @@ def test_a_run_with_a_loss_resumes_bit_for_bit_and_under_its_own_version_alone(
         'hinge_loss:Hinge"; undo the change'
     ) in refusal(site, recipe, broken, *longer)
     wrong = refusal(site, recipe, tmp_path / "new", "--set", "objective.margn=1.0")
-    assert "small.toml: objective.margn: there is no such key, did you mean margin?" in wrong
+    assert "objective.margn: there is no such key, did you mean objective.margin?" in wrong
     wrong = refusal(site, recipe, tmp_path / "new", "--set", "objective.margin=-1.0")
     assert "objective.margin: Input should be greater than 0 (got -1.0)" in wrong
     wrong = refusal(site, recipe, tmp_path / "new", "--set", "objective.kind=hing")

@@ -129,7 +129,7 @@ def finetune(
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(mine, cluster, eval_mteb, eval_perplexity, compare, failures, export),
-    *(recipes.show, recipes.batch, recipes.explain, recipes.schema),
+    *(recipes.recipes, recipes.show, recipes.batch, recipes.explain, recipes.schema),
 )
 for command in _COMMANDS:
     app.command()(command)

@@ -19,12 +19,30 @@ _FILE_SYSTEM_ERRORS = (
 """Errors that are no bugs: missing permissions, a full disk, and paths where something else is."""
 
 
+_OTHER_NAMES = {
+    "train": "finetune",
+    "fine-tune": "finetune",
+    "pre-train": "pretrain",
+    "eval": "eval-mteb",
+    "evaluate": "eval-mteb",
+    "perplexity": "eval-perplexity",
+    "list": "recipes",
+}
+"""Words under which a command is looked for, and what it is called here."""
+
+
 class Commands(TyperGroup):
     """Group of commands, which prints its help if no words are given."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         """Return the names in the order of the work; typer puts groups such as data last."""
         return sorted(self.commands, key=lambda name: name != "data")
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        """Return the command that the first word names, or refuse it and say which one is meant."""
+        if (meant := _OTHER_NAMES.get(args[0])) in self.commands and args[0] not in self.commands:
+            raise UserError(f"no such command {args[0]!r}; did you mean {meant!r}?")
+        return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Read the words; none at all are read as ``--help``."""

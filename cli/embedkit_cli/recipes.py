@@ -1,4 +1,4 @@
-"""``embedkit show``, ``batch``, ``explain`` and ``schema``, which print recipes and their keys."""
+"""``embedkit recipes``, ``show``, ``batch``, ``explain`` and ``schema``: recipes and their keys."""
 
 import json
 from typing import Annotated
@@ -13,7 +13,7 @@ Recipes = Annotated[
     typer.Argument(
         metavar="RECIPE...",
         autocompletion=recipe_names,
-        help="One or two names under recipes/, or paths; two are compared.",
+        help="One or two names that embedkit recipes prints, or paths; two are compared.",
     ),
 ]
 Step = Annotated[int, typer.Option(min=0, help="The step to look at; the first one is 0.")]
@@ -22,6 +22,12 @@ Key = Annotated[
     str, typer.Argument(metavar="KEY", help="A dotted key of recipes, such as optim.lr.")
 ]
 Kind = Annotated[api.SchemaKind, typer.Argument(metavar="[KIND]", help="The kind of file.")]
+
+
+def recipes() -> None:
+    """Print every recipe that comes with embedkit: its name and what it is for."""
+    for name, purpose in api.shipped_recipes():
+        typer.echo(f"{name}\t{purpose}")
 
 
 def show(recipes: Recipes, overrides: Overrides = []) -> None:

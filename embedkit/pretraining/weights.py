@@ -65,7 +65,7 @@ def stored_weights(recipe: PretrainRecipe) -> Mapping[str, Tensor] | None:
     """
     if recipe.init_from is None:
         return None
-    folder = Path(hub.resolve(recipe.init_from))
+    folder = Path(hub.folder_of(recipe.init_from))
     newest = None
     if (folder / "run.json").is_file():
         newest, broken = checkpoint.newest(folder / "checkpoints")

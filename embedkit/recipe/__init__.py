@@ -13,6 +13,7 @@ from embedkit.recipe.load_recipes import (
     load_any_recipe,
     load_pretrain_recipe,
     load_recipe,
+    shipped_recipes,
     show_recipes,
 )
 from embedkit.recipe.pair_objectives import Contrastive, InContext, InfoNCE, Needs, PairObjective

@@ -1,13 +1,12 @@
 """Explains a key of a recipe: its meaning, and the values in the recipes of the papers."""
 
-import difflib
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from itertools import dropwhile
 from typing import Any
 
-from embedkit.config import find, read_toml
+from embedkit.config import find, near_keys, read_toml
 from embedkit.errors import UserError
 from embedkit.recipe.finetune_recipe import Recipe
 from embedkit.recipe.load_recipes import RENAMED
@@ -109,13 +108,7 @@ def _toml(value: Any) -> str:
 
 
 def _near(key: str, paths: list[str]) -> str:
-    """Offer whole paths: those that end in the same word, else those that are spelled alike."""
-    last = key.rpartition(".")[2]
-    alike = difflib.get_close_matches(key, paths, n=3)
-    words = difflib.get_close_matches(last, {path.rpartition(".")[2] for path in paths}, n=2)
-    same = [path for path in paths if path.rpartition(".")[2] == last]
-    ends = [path for path in paths if path.rpartition(".")[2] in words]
-    near = same or list(dict.fromkeys([*alike, *ends]))[:4]
+    near = near_keys(key, paths)
     return f", did you mean {' or '.join(near)}?" if near else "; embedkit show prints a recipe"
 
 

@@ -1,14 +1,16 @@
 """Reads, validates and prints recipes in TOML."""
 
 import copy
+import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from embedkit.config import differences, find, override, read_toml, validated
+from embedkit.config import differences, find, names_in, override, read_toml, validated
 from embedkit.errors import UserError
 from embedkit.recipe.finetune_recipe import Recipe
 from embedkit.recipe.pretrain_recipe import PretrainRecipe
@@ -78,6 +80,15 @@ def show_recipes(names: Sequence[str], overrides: Sequence[str] = ()) -> str:
     if len(tables) != 2:
         raise UserError(f"show takes one recipe, or two to compare, not {len(tables)}")
     return "".join(f"{line}\n" for line in differences(tables[0], tables[1]))
+
+
+def shipped_recipes() -> Iterator[tuple[str, str]]:
+    """Yield name and purpose of each shipped recipe: the sentence at the top of its file."""
+    for name in names_in("recipes"):
+        lines = find("recipes", name).read_text(encoding="utf-8").splitlines()
+        comment = takewhile(lambda line: line.startswith("#"), lines)
+        text = " ".join(line.removeprefix("#").strip() for line in comment)
+        yield name, re.split(r"(?<=\.) ", text, maxsplit=1)[0]
 
 
 def default_output(recipe: Training | str | Path) -> Path:

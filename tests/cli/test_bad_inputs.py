@@ -72,7 +72,7 @@ BAD = {
         ("recipe.toml: not valid TOML: ", "line 1"), files={"recipe.toml": "steps = \n"}
     ),
     "unknown_key": Bad(
-        ("optim.lrr: there is no such key, did you mean lr?",), overrides=("optim.lrr=1e-4",)
+        ("optim.lrr: there is no such key, did you mean optim.lr?",), overrides=("optim.lrr=1e-4",)
     ),
     "wrong_type": Bad(
         ("data.batch_size: ", "valid integer", "got 'many'"), overrides=("data.batch_size=many",)

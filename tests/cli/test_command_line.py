@@ -48,7 +48,7 @@ def test_help_lists_the_commands_in_the_order_of_the_work(words: list[str]) -> N
     listed = re.findall(r"^│ ([a-z][a-z-]+)  ", result.output, flags=re.M)
     assert listed == [
         *("data", "pretrain", "finetune", "mine", "cluster", "eval-mteb", "eval-perplexity"),
-        *("compare", "failures", "export", "show", "batch", "explain", "schema"),
+        *("compare", "failures", "export", "recipes", "show", "batch", "explain", "schema"),
     ]
 
 
@@ -119,6 +119,7 @@ def test_versions_are_printed_without_an_import() -> None:
         ),
         ("mine --source a --model b --output c --margin -1", "--margin: Input should be greater"),
         ("finetun", "no such command 'finetun'; did you mean 'finetune'?"),
+        ("train --recipe starter", "no such command 'train'; did you mean 'finetune'?"),
         ("data chek", "no such command 'chek'; did you mean 'check'?"),
         ("schema recipes", "KIND: 'recipes' is not one of 'recipe', 'pretrain-recipe', 'mani"),
         ("explain optim.lr starter", "got unexpected extra argument"),

@@ -47,6 +47,31 @@ def test_a_bare_encoder_is_pooled_by_the_mean_and_reads_what_it_can(tiny_model: 
     assert embedder.max_tokens == 128
 
 
+def test_the_folder_of_a_run_is_its_model_and_is_said_once(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "mine"
+    shutil.copytree(tiny_model, run / "model")
+    (run / "run.json").write_text("{}")
+    embedder = hub.load(str(run))
+    assert embedder.name == "mine"
+    assert embedder.identity == hub.load(str(tiny_model)).identity
+    assert capsys.readouterr().err == (
+        f"note: {run} is a run, whose model is taken: {run / 'model'}\n"
+    )
+
+
+def test_a_run_without_a_model_and_a_checkpoint_are_told_apart_from_models(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "mine" / "checkpoints" / "step-000004"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text("{}")
+    (tmp_path / "mine" / "run.json").write_text("{}")
+    with pytest.raises(UserError, match="is a run that has written no model yet; finish it"):
+        hub.load(str(tmp_path / "mine"))
+    with pytest.raises(UserError, match=r"is a checkpoint, .* embedkit export --model "):
+        hub.load(str(checkpoint))
+
+
 def test_a_stored_prompt_that_is_null_is_none(tiny_model: Path, tmp_path: Path) -> None:
     write_model(hub.load(str(tiny_model)), tmp_path / "model")
     path = tmp_path / "model" / "config_sentence_transformers.json"

@@ -81,7 +81,7 @@ def test_a_table_lists_its_keys() -> None:
 @pytest.mark.parametrize(
     ("key", "near"),
     [
-        ("optim.lrr", "did you mean optim.lr or "),
+        ("optim.lrr", "did you mean optim.lr?"),
         ("lr", "did you mean optim.lr?"),
         ("warmup", "optim.warmup_steps"),
         ("data.temperature", "did you mean objective.temperature?"),

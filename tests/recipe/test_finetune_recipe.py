@@ -76,7 +76,9 @@ def test_the_last_override_wins(file: str) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("optim.lrr=1", r"optim\.lrr: there is no such key, did you mean lr\?"),
+        ("batch_size=32", r"batch_size: .*, did you mean data\.batch_size\?"),
+        ("data.lr=1", r"data\.lr: .*, did you mean optim\.lr\?"),
+        ("optim.lrr=1", r"optim\.lrr: there is no such key, did you mean optim\.lr\?"),
         ("optim.lr=fast", r"optim\.lr: Input should be a valid number .*got 'fast'"),
         ("optim.lr=-1", r"optim\.lr: Input should be greater than 0 .*got -1"),
         ("steps=0", "steps: Input should be greater than 0"),
@@ -91,7 +93,10 @@ def test_the_last_override_wins(file: str) -> None:
             "objective.kind=mlm",
             "objective: kind = 'mlm': the kinds known are contrastive, contextual",
         ),
-        ("objective.temprature=1", r"objective\.temprature: .*, did you mean temperature\?"),
+        (
+            "objective.temprature=1",
+            r"objective\.temprature: .*, did you mean objective\.temperature\?",
+        ),
         ("objective.temperature=0", r"mine\.toml: objective\.temperature: Input should be great"),
         ("objective.margin=0.1", r'mine\.toml: objective: margin = 0\.1: false_negatives is "off"'),
         ("context.num_context=4", r'context: goes with objective\.kind = "contextual"; set that'),
