@@ -20,7 +20,6 @@ from embedkit.models.settings import ExportTarget
 from embedkit.models.st_config import write_stored
 from embedkit.storage.atomic import write_json
 from embedkit.storage.folders import check_replaceable, whole_folder
-from embedkit.tokens.tokenizer import save_tokenizer
 
 
 def export(
@@ -37,7 +36,7 @@ def export(
         output: folder to write.
         to: ``eurobert``, a NeoBERT as a stock sentence-transformers folder; ``neobert``, its
             authors' layout, with the decoder if ``model`` has one; ``onnx``, any encoder as a graph
-            from tokens to vectors; ``sentence-transformers``, any model of one stage or two.
+            that sentence-transformers' ONNX backend opens; ``sentence-transformers``, any model of one stage or two.
         overwrite: whether to replace an earlier export in ``output`` whose files are unchanged.
 
     Returns:
@@ -72,11 +71,10 @@ def export(
         )
     with whole_folder(folder, "a model") as aside:
         if to == "onnx":
-            write_onnx(model, aside / "model.onnx")
-            save_tokenizer(model.tokenizer, aside)
+            write_onnx(model, aside)
         else:
             _write_neobert(model, source, to, aside)
-            _write_settings(model, aside)
+        _write_settings(model, aside)
     return folder
 
 

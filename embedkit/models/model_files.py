@@ -144,7 +144,7 @@ def check_weight_files(encoder: str, *, named: str | None = None) -> None:
 
 
 def refuse_pickle(encoder: str) -> None:
-    """Raise UserError, which says how to convert them, if all weights of an encoder are pickles."""
+    """Raise UserError, which says what to pass, if an encoder has but pickles or an ONNX graph."""
     names = [path.name for path in Path(encoder).glob("*")]
     if not Path(encoder).is_dir():
         # The hub's client raises errors of many libraries, and the caller has one to report anyway.
@@ -168,6 +168,11 @@ def refuse_pickle(encoder: str) -> None:
             f"{encoder}: is a checkpoint of DeepSpeed, pickles that are not read; if you trust it, "
             f"convert it with: python {script} {encoder} safe --safe_serialization, put the "
             "model's config.json beside, and pass the folder safe"
+        )
+    if any(name.split("/")[0] in ("onnx", "model.onnx") for name in names):
+        raise UserError(
+            f"{encoder}: holds an ONNX graph and no weights; pass the model that it was exported "
+            "from"
         )
 
 

@@ -1,8 +1,8 @@
-"""Export of an ``Embedder`` as an ONNX graph from padded tokens to vectors."""
+"""Export of an ``Embedder`` as an ONNX graph from padded tokens to hidden states and vectors."""
 
 import logging
 import warnings
-from copy import copy
+from copy import copy, deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from embedkit.errors import UserError
 from embedkit.models.embedder import Embedder
@@ -17,6 +18,8 @@ from embedkit.models.eurobert import obstacle, to_eurobert
 from embedkit.models.neobert import NeoBERTModel
 from embedkit.tokens.tokenizer import Tokenize
 
+GRAPH = "onnx/model.onnx"
+"""Path at which sentence-transformers, optimum and text-embeddings-inference look for a graph."""
 _TOLERANCE = 1e-4
 """Largest difference of a feature, relative to the norm of vectors that are longer than 1."""
 _TRIALS = [["a text"], ["another", "one that is longer", ""], ["word " * 150, "a", "b", "c d e"]]
@@ -31,8 +34,10 @@ def check_installed() -> None:
         raise UserError(f'onnx: {missing} not installed: pip install "embedkit-neobert[onnx]"')
 
 
-def write_onnx(embedder: Embedder, path: Path) -> None:
-    """Write the graph of ``embedder``, for any number of texts of any length, and verify it.
+def write_onnx(embedder: Embedder, folder: Path) -> None:
+    """Write ``onnx/model.onnx`` and the ``config.json`` by which other libraries open it.
+
+    The graph takes any number of texts of any length, and its vectors are verified.
 
     Shapes: inputs ``input_ids`` and ``attention_mask`` ``(B, L)`` int64, padded on the right;
     outputs ``last_hidden_state`` ``(B, L, D)`` and, pooled and behind the head,
@@ -55,6 +60,7 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
         if reason := obstacle(network.config):
             raise UserError(f"{name}: has no ONNX form: {reason}")
         network = to_eurobert(network)
+    config = _config(embedder.backbone.model)
     graph = _Graph(network, embedder).float().cpu().eval()
     # The sizes must not be 1, which the exporter takes for a constant, nor equal.
     ids = torch.ones(2, 7, dtype=torch.int64)
@@ -82,8 +88,40 @@ def write_onnx(embedder: Embedder, path: Path) -> None:
             ) from None
         assert program is not None
         size = sum(weight.nbytes for weight in graph.parameters())
+        path = folder / GRAPH
+        path.parent.mkdir()
         program.save(str(path), external_data=size > _ONE_FILE)
     _try_out(embedder, path)
+    config.save_pretrained(folder)
+
+
+def _config(network: PreTrainedModel) -> PreTrainedConfig:
+    """Return the settings of the graph's network, of a type that optimum's transformers knows.
+
+    optimum 2 reads the file with transformers 4, which has no EuroBERT. The graph is all that
+    computes, so that a NeoBERT goes by the nearest older type, with the same sizes; a folder with
+    weights must not, since Llama reads in one direction.
+    """
+    if not isinstance(network, NeoBERTModel):
+        config = deepcopy(network.config)
+        config.dtype = torch.float32
+        return config
+    own = network.config
+    return LlamaConfig(
+        architectures=["LlamaBidirectionalModel"],
+        vocab_size=own.vocab_size,
+        hidden_size=own.hidden_size,
+        intermediate_size=own.ffn_width,
+        num_hidden_layers=own.num_hidden_layers,
+        num_attention_heads=own.num_attention_heads,
+        max_position_embeddings=own.max_position_embeddings,
+        rms_norm_eps=own.norm_eps,
+        rope_parameters=dict(own.rope_parameters or {}),
+        pad_token_id=own.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=None,
+        dtype=torch.float32,
+    )
 
 
 def _try_out(embedder: Embedder, path: Path) -> None:

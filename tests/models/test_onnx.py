@@ -6,12 +6,13 @@ import onnxruntime
 import pytest
 import torch
 from support.tiny_neobert import YARN, tiny_neobert, write_with_tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from embedkit.errors import UserError
 from embedkit.models import hub, onnx
 from embedkit.models.embedder import Embedder
 from embedkit.models.export import export
+from embedkit.models.model_files import read_json
 from embedkit.models.trained_prompts import TrainedPrompts
 from embedkit.recipe import ModelSettings
 from embedkit.storage.folders import check_replaceable
@@ -25,7 +26,7 @@ BATCHES = [
 
 def check(embedder: Embedder, folder: Path) -> None:
     """The graph gives the embedder's vectors for batches of several sizes and lengths."""
-    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    session = onnxruntime.InferenceSession(str(folder / "onnx" / "model.onnx"))
     assert [each.name for each in session.get_inputs()] == ["input_ids", "attention_mask"]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for texts in BATCHES:
@@ -39,7 +40,16 @@ def check(embedder: Embedder, folder: Path) -> None:
         inputs = {name: batch[name].astype(np.int64) for name in ("input_ids", "attention_mask")}
         hidden, vectors = session.run(["last_hidden_state", "sentence_embedding"], inputs)
         assert hidden.shape == (*inputs["input_ids"].shape, embedder.backbone.width)
-        np.testing.assert_allclose(vectors, embedder.encode(texts), atol=1e-4)
+        np.testing.assert_allclose(vectors, embedder.encode(texts), atol=1e-5)
+    modules = [entry["type"].split(".")[-1] for entry in read_json(folder / "modules.json", list)]
+    assert modules == ["Transformer", "Pooling", *(each.kind for each in embedder.head)]
+    config = AutoConfig.from_pretrained(folder)
+    assert (config.hidden_size, config.vocab_size) == (
+        embedder.backbone.width,
+        embedder.backbone.model.config.vocab_size,
+    )
+    with pytest.raises(UserError, match="holds an ONNX graph and no weights"):
+        hub.load(str(folder))
 
 
 @pytest.mark.slow
