@@ -36,7 +36,8 @@ def export(
         output: folder to write.
         to: ``eurobert``, a NeoBERT as a stock sentence-transformers folder; ``neobert``, its
             authors' layout, with the decoder if ``model`` has one; ``onnx``, any encoder as a graph
-            that sentence-transformers' ONNX backend opens; ``sentence-transformers``, any model of one stage or two.
+            that sentence-transformers' ONNX backend opens; ``sentence-transformers``, any model of
+            one stage or two.
         overwrite: whether to replace an earlier export in ``output`` whose files are unchanged.
 
     Returns:
