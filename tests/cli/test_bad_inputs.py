@@ -121,7 +121,7 @@ BAD = {
     ),
     "unused_negatives": Bad(
         (
-            "pairs: pairs.jsonl, line 21: nothing uses 'negs', 'Score': give them a part in ",
+            "pairs: pairs.jsonl, line 21: nothing uses 'Score': give it a part in ",
             'ignore = ["negs", "Score"]',
         ),
         files=rows({**ROW, "negs": ["a wrong answer"], "Score": 3}),

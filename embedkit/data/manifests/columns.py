@@ -1,15 +1,18 @@
 """Columns of rows: paths to their values, filters on them, and the parts that they play."""
 
+import json
 import operator
 import re
 import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from embedkit.config import Section
+from embedkit.data.sources.files import Cells
 from embedkit.errors import DataError
 
 _PATH = re.compile(r"[^.\[\]]+(?:\.[^.\[\]]+|\[-?\d+\]|\[\])*")
@@ -24,7 +27,7 @@ _OPERATORS = {
     "<": operator.lt,
     ">": operator.gt,
 }
-_NEGATIVES = re.compile(r"negatives|negative(?:_\d+)?")
+_PYTHON_LIST = re.compile(r"\[\s*'.*'\s*\]\s*", re.DOTALL)
 
 
 class ColumnPath:
@@ -52,7 +55,11 @@ class ColumnPath:
                 f"no column {self.column!r} (there are {_listed(row)}): "
                 "correct [columns], the filter or a join"
             )
-        return self._follow(row[self.column], 1)
+        value = row[self.column]
+        if len(self._steps) > 1 and not isinstance(self._steps[1], str):
+            spelled = list_in(row, value)
+            value = value if spelled is None else spelled
+        return self._follow(value, 1)
 
     def text_in(self, row: Mapping[str, Any]) -> str:
         """Return the text, which is "" if it is null or blank."""
@@ -60,7 +67,9 @@ class ColumnPath:
 
     def texts_in(self, row: Mapping[str, Any]) -> list[str]:
         """Return the texts of lists of any depth; one that is null or blank is ""."""
-        return [self._text(element) for element in _flat(self(row))]
+        value = self(row)
+        spelled = list_in(row, value)
+        return [self._text(element) for element in _flat(value if spelled is None else spelled)]
 
     def mark_in(self, row: Mapping[str, Any], remedy: str) -> str | None:
         """Return a text or a whole number as text; an error says ``remedy``."""
@@ -160,7 +169,8 @@ class TextColumns(Section):
 class Columns(Section):
     """Paths to the values that play each part in a pair: ``a``, ``a.b``, ``a[0]``, ``a[].b``.
 
-    For a part that is not named here, the columns that are called like it are taken.
+    For a part that is not named here, the columns that are called like it are taken, by the rules
+    of ``embedkit.data.pairs.recognition``.
     """
 
     query: SomePathTexts = ("query",)
@@ -196,26 +206,24 @@ class Columns(Section):
         """Return the paths of every part that a column plays."""
         return {role: _tuple(paths) for role, paths in self if paths}
 
-    def with_recognised(self, names: Iterable[str]) -> Self:
-        """Return these columns and those of ``names`` that are called like a part not named yet."""
-        names = set(names)
-        marks = {"label", "concept", "topic"} & names
-        recognised: dict[str, Any] = {mark: mark for mark in marks if getattr(self, mark) is None}
-        negatives = self.negatives or tuple(sorted(filter(are_negatives, names), key=_order))
-        recognised["negatives"] = negatives
-        if negatives and not self.negative_concepts and "negative_concepts" in names:
-            recognised["negative_concepts"] = ("negative_concepts",)
-        return self.model_copy(update=recognised)
 
+def list_in(row: Mapping[str, Any], value: Any) -> list[Any] | None:
+    """Return a value that is a list, or the list that a cell of csv or tsv spells in JSON.
 
-def are_negatives(name: str) -> bool:
-    """Whether a column of this name is taken for negatives."""
-    return _NEGATIVES.fullmatch(name) is not None
-
-
-def _order(name: str) -> tuple[bool, int]:
-    """Sort ``negatives``, ``negative``, ``negative_1``, ``negative_2``, ``negative_10``."""
-    return name != "negatives", int(name.rpartition("_")[2]) if "_" in name else -1
+    Raises:
+        DataError: a cell spells its list as Python does, whose pieces cannot be told apart safely.
+    """
+    if isinstance(value, list):
+        return value
+    if not isinstance(row, Cells) or not isinstance(value, str) or not value.startswith("["):
+        return None
+    if _PYTHON_LIST.fullmatch(value):
+        raise DataError(f"{_short(value)} is a list as Python prints it: write it as JSON")
+    with suppress(json.JSONDecodeError):
+        spelled = json.loads(value)
+        if isinstance(spelled, list) and all(isinstance(e, str | None) for e in spelled):
+            return spelled
+    return None
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -72,7 +72,8 @@ class HubSource(Section):
 
 class File(Section):
     path: str
-    """Path of the file, from the working folder; it may start with ``$EMBEDKIT_DATA``."""
+    """Path of the file, or of a folder of such files or that ``datasets`` saved; it may start with
+    ``$EMBEDKIT_DATA``."""
     sha256: Sha256 | None = None
     """SHA-256 of the file. If set, a file with another one is refused."""
 
@@ -80,7 +81,8 @@ class File(Section):
 class FilesSource(Section):
     kind: Literal["files"]
     files: tuple[File, ...] = Field(min_length=1, strict=False)
-    """Files of jsonl, csv, tsv, txt (these also as .gz, .xz, .zst) or parquet, in reading order."""
+    """Files of jsonl, json, csv, tsv, txt (these also as .gz, .xz, .zst), parquet or arrow, in
+    reading order."""
     reader: AnyReader | None = None
     """Reader of files in another format. If unset, the files' suffixes say how they are read."""
 

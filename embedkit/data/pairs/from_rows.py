@@ -11,6 +11,7 @@ from embedkit.data.manifests.columns import ColumnPath, Columns, RowFilter
 from embedkit.data.manifests.manifest import Description
 from embedkit.data.pairs import same_label
 from embedkit.data.pairs.layout import ColumnLayout
+from embedkit.data.pairs.recognition import MATCH, is_judgement, judged
 from embedkit.data.sources.rows import Row, RowStream, convert
 from embedkit.data.sources.streams import distinct
 from embedkit.errors import DataError
@@ -51,16 +52,30 @@ def pairs(
         labelled = ((pair.query, pair.label) for pair in read if pair.label is not None)
         related = same_label.pairs(labelled, description.same_label.seed)
         read = (Pair(text, positive, [], label) for text, positive, label in related)
+    elif description.columns.label is None:
+        read = _of_classes(read, layout)
     if description.deduplicate:
         # The length keeps ("a b", "c") and ("a", "b c") apart.
         read = distinct(read, lambda pair: f"{len(pair.query)} {pair.query}{pair.positive}")
     return read
 
 
+def _of_classes(read: Iterable[Pair], layout: ColumnLayout) -> Iterator[Pair]:
+    """Pass pairs on; at their end, refuse labels that were only recognised and are 0 or 1."""
+    judged_only, some = True, False
+    for pair in read:
+        judged_only = judged_only and is_judgement(pair.label)
+        some = some or bool(pair.label)
+        yield pair
+    if judged_only and some:
+        raise DataError(judged(layout.columns["label"][0], MATCH))
+
+
 class _PairMaker:
     """Makes the pairs of rows that have the same columns."""
 
     def __init__(self, columns: Columns, description: Description) -> None:
+        self._lists = "positive" not in description.columns.model_fields_set
         self._paths = {role: [*map(ColumnPath, texts)] for role, texts in columns.paths().items()}
         self._drop_empty = description.drop_empty
         self._share = held_out_share(description)
@@ -101,7 +116,8 @@ class _PairMaker:
     def _side(self, role: str, row: Row) -> list[str]:
         """Return a side's text, or several texts for a positive's ``[]``; none to drop the row."""
         paths = self._paths[role]
-        several = role == "positive" and len(paths) == 1 and "[]" in paths[0].text
+        # A positive that was recognised may be a text in one row and a list in another.
+        several = role == "positive" and len(paths) == 1 and (self._lists or "[]" in paths[0].text)
         read = paths[0].texts_in(row) if several else [path.text_in(row) for path in paths]
         texts = [text for text in read if text]
         if not texts and not self._drop_empty:

@@ -2,17 +2,21 @@
 
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from embedkit import distributed
 from embedkit.data.concepts import held_out_share
-from embedkit.data.manifests.columns import ColumnPath, Columns, RowFilter, are_negatives
+from embedkit.data.manifests.columns import ColumnPath, Columns, RowFilter
 from embedkit.data.manifests.manifest import Description
+from embedkit.data.pairs.recognition import (
+    are_negatives,
+    check_pair,
+    is_telling,
+    reason,
+    with_recognised,
+)
 from embedkit.errors import DataError
-
-_TELLING = ("neg", "score", "label")
-"""Prefixes of columns that would change training, so that they are left out by intent alone."""
 
 
 @dataclass
@@ -37,20 +41,23 @@ class ColumnLayout:
         if description.same_label:
             # The positives are made of the queries.
             columns = columns.model_copy(update={"positive": columns.query})
-        taken = _starts(columns, names)
+        # A query or positive that nobody named may be another column than that of its name.
+        named = columns.model_fields_set | ({"positive"} if description.same_label else set())
+        taken = _starts({part: p for part, p in columns.paths().items() if part in named}, names)
         left_out = set(ignore)
         if "negatives" in ignore:
             left_out.update(filter(are_negatives, names))
         free = [name for name in names if name not in taken and name not in left_out]
         if not description.same_label:
-            columns = columns.with_recognised(free)
+            columns = with_recognised(columns, free)
+            check_pair(columns, names)
         held_out = held_out_share(description) is not None
         if held_out and columns.negatives and not columns.negative_concepts:
             raise DataError(
                 "held_out needs columns.negative_concepts for the negatives in "
                 f'{_quoted(columns.negatives)}, or ignore = ["negatives"]'
             )
-        used = _starts(columns, names)
+        used = _starts(columns.paths(), names)
         if description.filter:
             filtered = _start(RowFilter(description.filter).path.text, names)
             if columns.label != description.columns.label and columns.label == filtered:
@@ -62,7 +69,7 @@ class ColumnLayout:
             used.add(filtered)
         unused = [name for name in free if name not in used]
         # Reading the row refuses a named column that is missing, which may be there, renamed.
-        telling = [name for name in unused if name.lower().startswith(_TELLING)]
+        telling = [name for name in unused if is_telling(name)]
         if telling and taken.issubset(names):
             them, they = ("it", "it is") if len(telling) == 1 else ("them", "they are")
             raise DataError(
@@ -75,6 +82,16 @@ class ColumnLayout:
             known += [path for path in paths if path not in known]
         return columns
 
+    def reasons(self, description: Description) -> dict[str, str]:
+        """Say for each part why its columns were taken for it."""
+        reasons = {
+            part: "; ".join(dict.fromkeys(reason(part, p, description.columns) for p in paths))
+            for part, paths in self.columns.items()
+        }
+        if description.same_label:
+            reasons["positive"] = "another text of the label"
+        return reasons
+
     def tell_unused(self, name: str) -> None:
         """Warn of the columns of the source ``name`` that play no part."""
         if self.unused and distributed.is_main():
@@ -85,9 +102,9 @@ class ColumnLayout:
             )
 
 
-def _starts(columns: Columns, names: Sequence[str]) -> set[str]:
-    """Return the columns that the paths of all parts start in."""
-    return {_start(path, names) for paths in columns.paths().values() for path in paths}
+def _starts(parts: Mapping[str, Sequence[str]], names: Sequence[str]) -> set[str]:
+    """Return the columns that the paths of parts start in."""
+    return {_start(path, names) for paths in parts.values() for path in paths}
 
 
 def _start(path: str, names: Sequence[str]) -> str:

@@ -158,6 +158,9 @@ def open_records(manifest: Manifest | str | Path, split: Split = "train") -> Rec
     if manifest.columns.score is None:
         # Keys of sources without scores stay as they were before there were scores.
         del making["columns"]["score"]
+    if opened.knows_text_alone:
+        # Formerly, a list that a cell spells was read as one text.
+        making["lists"] = "json"
     share = held_out_share(manifest)
     key = opened.key(manifest.source, FORMAT, making=making, share=share)
     build = partial(_write, name=manifest.name, streams=opened.streams, description=manifest)

@@ -9,8 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.config import expand
-from embedkit.data.manifests.sources import READERS, FilesSource, HubSource, PackageSource, Source
+from embedkit.data.manifests.sources import (
+    READERS,
+    File,
+    FilesSource,
+    HubSource,
+    PackageSource,
+    Source,
+)
 from embedkit.data.sources import hub
+from embedkit.data.sources.files import knows_text_alone
+from embedkit.data.sources.folders import files_in
 from embedkit.data.sources.readers import shards
 from embedkit.data.sources.readers.docstring import DocstringReader
 from embedkit.data.sources.rows import RowStream, numbered, stream_of_file
@@ -31,6 +40,8 @@ class OpenedSource:
     pinned: bool
     """Whether the rows are those that the manifest was written for."""
     streams: tuple[RowStream, ...]
+    knows_text_alone: bool = False
+    """Whether a file's values are all text, so that lists are spelled in it."""
 
     def key(self, source: Source, format_: int, **facts: Any) -> str:
         """Return the name of a cache folder for data made from the rows; ``facts`` say how."""
@@ -75,22 +86,34 @@ def opened(source: Source, *, streaming: bool = False) -> OpenedSource:
 
 
 def _files(source: FilesSource) -> OpenedSource:
-    hashes, suffixes, streams = [], [], []
+    hashes, suffixes, streams, spelled = [], [], [], False
     for file in source.files:
-        path = Path(expand(file.path))
-        if not path.is_file():
-            raise DataError(f"{path}: no such file: fetch it or correct its path")
-        actual = cache.file_sha256(path)
-        if file.sha256 and actual != file.sha256:
-            raise DataError(
-                f"{path}: sha256 is {actual}, expected {file.sha256}: fetch the file again, or "
-                "correct the manifest if the new content is meant"
-            )
-        hashes.append(actual)
-        suffixes.append(path.name.partition(".")[2])
-        reader = source.reader
-        streams.append(numbered(path.name, reader.read(path)) if reader else stream_of_file(path))
-    return OpenedSource((*hashes, *suffixes), True, tuple(streams))
+        for path in _paths_of(file):
+            actual = cache.file_sha256(path)
+            if file.sha256 and actual != file.sha256:
+                raise DataError(
+                    f"{path}: sha256 is {actual}, expected {file.sha256}: fetch the file again, or "
+                    "correct the manifest if the new content is meant"
+                )
+            hashes.append(actual)
+            suffixes.append(path.name.partition(".")[2])
+            reader = source.reader
+            rows = numbered(path.name, reader.read(path)) if reader else stream_of_file(path)
+            streams.append(rows)
+            spelled = spelled or (reader is None and knows_text_alone(path))
+    return OpenedSource((*hashes, *suffixes), True, tuple(streams), spelled)
+
+
+def _paths_of(file: File) -> list[Path]:
+    """Return a file's path, or the paths of the files in a folder."""
+    path = Path(expand(file.path))
+    if path.is_dir():
+        if file.sha256:
+            raise DataError(f"{path}: sha256 is that of a file, and this is a folder: leave it out")
+        return files_in(path)
+    if not path.is_file():
+        raise DataError(f"{path}: no such file: fetch it or correct its path")
+    return [path]
 
 
 def _shards(source: shards.Shards, folder: Path | None, *, pinned: bool) -> OpenedSource:

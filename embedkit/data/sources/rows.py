@@ -30,8 +30,7 @@ def numbered(name: str, rows: Iterable[Row]) -> RowStream:
 
 def stream_of_file(path: Path) -> RowStream:
     """Read a file by the format that its suffix names."""
-    unit = "row" if path.suffix == ".parquet" else "line"
-    return f"{path.name}, {unit}", files.rows(path)
+    return f"{path.name}, {files.unit_of(path)}", files.rows(path)
 
 
 def convert(
@@ -69,7 +68,7 @@ class RowSource(ABC):
     def from_file(
         cls, path: str | Path, *, name: str | None = None, **options: Unpack[Options]
     ) -> Self:
-        """Read jsonl, csv, tsv, txt (also .gz, .xz, .zst) or parquet.
+        """Read jsonl, json, csv, tsv, txt (also .gz, .xz, .zst), parquet or arrow.
 
         ``$EMBEDKIT_DATA`` is resolved. Every line of a txt file is a row whose column is ``text``.
         """

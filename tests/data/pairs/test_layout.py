@@ -97,7 +97,17 @@ def test_a_column_that_is_named_plays_no_other_part() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["neg", "negs", "Negative", "NEGATIVES", "negative_a", "score", "Scores", "labels"]
+    "name",
+    [
+        "neg_scores",
+        "negation",
+        "negative_a",
+        "score",
+        "Scores",
+        "labels",
+        "similarity",
+        "is_duplicate",
+    ],
 )
 @pytest.mark.parametrize("columns", [NAMED, {"query": ["q"], "positive": "answer", "label": "l"}])
 def test_a_column_that_reads_like_a_part_of_training_is_used_or_refused(
@@ -123,8 +133,8 @@ def test_naming_the_negatives_turns_off_the_recognition_of_others() -> None:
 
 
 def test_all_columns_that_are_refused_are_in_one_line() -> None:
-    row = {**PAIR, "neg": "x", "pos_score": 1, "Label": 2}
-    told = r"nothing uses 'neg', 'Label': give them a part .* ignore = \[\"neg\", \"Label\"\]"
+    row = {**PAIR, "neg_rank": "x", "rank": 1, "Labels": 2}
+    told = r"nothing uses 'neg_rank', 'Labels': .* ignore = \[\"neg_rank\", \"Labels\"\]"
     with pytest.raises(DataError, match=told):
         Records.from_rows([row], columns=NAMED)
 
@@ -158,10 +168,10 @@ def test_ignored_negatives_are_none_whatever_their_columns_are_called(
 
 
 def test_one_column_of_negatives_may_be_ignored(tmp_path: Path) -> None:
-    rows = [{**PAIR, "negative_1": "x", "negative_2": "y", "label": 1}]
+    rows = [{**PAIR, "negative_1": "x", "negative_2": "y", "label": 7}]
     all_of_them = opened(tmp_path, rows, columns=NAMED)
     fewer = opened(tmp_path, rows, columns=NAMED, ignore=["negative_2", "label"])
-    assert all_of_them[0] == Record("a", "A", ("x", "y"), "1")
+    assert all_of_them[0] == Record("a", "A", ("x", "y"), "7")
     assert fewer[0] == Record("a", "A", ("x",))
 
 
@@ -229,7 +239,7 @@ def test_data_check_tells_of_unused_columns_and_data_show_what_each_became(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    rows = [{**PAIR, "negative_1": "x", "negative_2": "y", "label": 1, "id": 7, "split": "train"}]
+    rows = [{**PAIR, "negative_1": "x", "negative_2": "y", "label": 3, "id": 7, "split": "train"}]
     path = manifest_file(tmp_path, rows, columns=NAMED, ignore=["id"])
     checked = CliRunner().invoke(app, ["check", str(path)])
     assert checked.exit_code == 0

@@ -122,7 +122,7 @@ def test_negatives_are_a_text_several_columns_or_a_ragged_list(
         ({"query": "b", "positive": None}, r"line 2: positive is empty"),
         ({"query": 7, "positive": "B"}, r"line 2: query holds 7, not text"),
         ({"query": "b", "positive": "B", "label": "\ud800"}, r"line 2: label is not valid Unicode"),
-        ({"query": "b", "positive": ["B"]}, r"line 2: positive holds \['B'\], not text"),
+        ({"query": "b", "positive": [2]}, r"line 2: positive holds 2, not text"),
         ({"query": "b", "positive": "B", "negatives": [1]}, r"line 2: negatives holds 1, not text"),
         ({"query": "b", "positive": "\ud800"}, r"line 2: positive is not valid Unicode"),
     ],

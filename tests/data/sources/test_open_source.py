@@ -105,7 +105,7 @@ def test_parquet_gives_nested_rows_with_their_numbers(tmp_path: Path) -> None:
         ("a.csv", b"a,b\n1,2\n1,2,3\n", r"line 3: 3 values under 2 column names"),
         ("a.csv", b'a,b\n1,"2\n', r"line 2: not valid csv"),
         ("a.tsv", b"a\tb\n1\n", r"line 2: 1 values under 2 column names"),
-        ("a.text", b"a", r"a\.text, of unknown format: use \.jsonl, \.csv, \.tsv"),
+        ("a.text", b"a", r"a\.text, of unknown format: use \.jsonl, \.json, \.csv, \.tsv"),
         ("a.jsonl.gz", gzip.compress(as_jsonl() * 99)[:-20], r"a\.jsonl\.gz: unreadable or cut"),
         ("a.jsonl.xz", lzma.compress(as_jsonl() * 99)[:-20], r"a\.jsonl\.xz: unreadable or cut"),
         ("a.jsonl.zst", as_zstd(as_jsonl() * 99)[:-20], r"a\.jsonl\.zst: unreadable or cut"),
