@@ -135,19 +135,27 @@ def _command_to_score(folder: Path) -> str:
 
 
 def _check_scores(recipe: Recipe, mixture: Mixture) -> None:
-    """Verify that sources have scores if and only if the loss uses them."""
-    kind, needed = recipe.objective.kind, recipe.objective.needs.scores
+    """Verify that sources have scores if and only if the loss uses them, and negatives only if."""
+    kind, needs = recipe.objective.kind, recipe.objective.needs
     for records in mixture.records:
-        if needed and not records.has_scores:
+        if needs.scores and not records.has_scores:
             raise DataError(
                 f'source {records.name}: has no scores, and objective.kind = "{kind}" goes by '
                 "them: name their column in columns.score, or leave the source out"
             )
-        if records.has_scores and not needed:
+        if records.has_scores and not needs.scores:
+            (score,) = records.description.columns.paths()["score"]
             raise DataError(
                 f"source {records.name}: columns.score names scores, and objective.kind = "
-                f'"{kind}" does not go by any: list their column in ignore instead, or train with '
-                "a loss that does"
+                f'"{kind}" would train every pair as a positive: train with objective.kind = '
+                f'"cosent", or take columns.score out and keep the pairs that match by a filter '
+                f'such as "{score} > 4", or list {score!r} in ignore'
+            )
+        if not needs.hard_negatives and records.negatives_per_query:
+            raise DataError(
+                f"source {records.name}: has hard negatives, which objective.kind = "
+                f'"{kind}" does not use: set ignore = ["negatives"], negatives_per_query = 0, or '
+                "train with another loss"
             )
 
 

@@ -16,6 +16,14 @@ from embedkit.recipe.load_recipes import (
     shipped_recipes,
     show_recipes,
 )
-from embedkit.recipe.pair_objectives import Contrastive, InContext, InfoNCE, Needs, PairObjective
+from embedkit.recipe.pair_objectives import (
+    AnglE,
+    Contrastive,
+    CoSENT,
+    InContext,
+    InfoNCE,
+    Needs,
+    PairObjective,
+)
 from embedkit.recipe.pretrain_recipe import Architecture, MaskedLM, PretrainRecipe, TextData
 from embedkit.recipe.training_settings import Logging, Mix, Optim, RecipeT, Training

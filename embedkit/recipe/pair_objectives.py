@@ -25,6 +25,8 @@ class Needs:
     """Whether batches carry the surrogate's vectors, stored in ``data.batch_table``."""
     scores: bool = False
     """Whether batches carry the scores of ``columns.score``, which every source must then have."""
+    hard_negatives: bool = True
+    """Whether the loss may use hard negatives. Otherwise a source that has any is refused."""
     widths: tuple[int, ...] = ()
     """Widths, in falling order, to which the trained vectors may be truncated."""
 
@@ -181,10 +183,36 @@ class InContext(InfoNCE):
         return replace(super().needs, context=True)
 
 
+class CoSENT(PairObjective):
+    """Cosines of pairs in the order of their scores (Su, 2022): ``log(1 + sum exp((cos_j - cos_i) /
+    temperature))`` over all pairs of a batch in which i has the higher score.
+    """
+
+    kind: Literal["cosent"]
+    implementation: ClassVar[str] = "embedkit.objectives.scored_pairs:ScoredPairsObjective"
+    temperature: PositiveFloat = 0.05
+    """Divisor of the similarities, which is 1 / ``scale`` of sentence-transformers."""
+    micro_batch_tokens: PositiveInt | None = None
+    """Number of tokens encoded at a time with gradient caching. ``None`` turns gradient caching
+    off."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(scores=True, hard_negatives=False)
+
+
+class AnglE(CoSENT):
+    """CoSENT with AnglE's similarity, the angle of complex vectors, in place of the cosine (Li and
+    Li, 2023).
+    """
+
+    kind: Literal["angle"]  # type: ignore[assignment]
+
+
 OBJECTIVES = Kinds(
     "embedkit.objectives",
     PairObjective,
-    {"contrastive": Contrastive, "contextual": InContext},
+    {"contrastive": Contrastive, "contextual": InContext, "cosent": CoSENT, "angle": AnglE},
     default="contrastive",
 )
 """Losses that ``objective.kind`` can choose."""
