@@ -46,7 +46,7 @@ NOTED = {
     "data/text/tokenized.py": (1, "03c743a75832424ddfed10974c7bfa89"),
     "mining/stored_vectors.py": (2, "ed65bcfbc8efc123cbb6c73bb7a27526"),
     "evaluation/query_results.py": (1, "34322218a1e5e1a3aa796a2c8e0794f3"),
-    "evaluation/encoding/vector_cache.py": (4, "1e030af7d8ef2eef20c05a9dd83636b8"),
+    "evaluation/encoding/vector_cache.py": (5, "73144acda0332914afd7c26db8be0e2a"),
 }
 
 OBO = """

@@ -15,6 +15,9 @@ from embedkit.tokens.batch import TokenBatch
 _CHUNK_COST = {"cpu": 128, "cuda": 512}
 """Cost of one more forward pass, in tokens, which padding is weighed against, by device type."""
 
+_CPU_TOKENS = 4096
+"""Tokens that a CPU encodes at a time: the states of more fall out of its caches."""
+
 _POSITION_TABLES = {"position_embeddings": 0, "positional_embedding": 1}
 """Names of position embeddings in transformers and in embedkit, with the number of first rows that
 are reserved for padding."""
@@ -57,12 +60,23 @@ class PaddedBackbone(Backbone):
         device = tokens.ids.device
         lengths = tokens.lengths + (prefix.length if prefix else 0)
         states, positions = [], []
-        for rows in padding_plan(lengths, _CHUNK_COST.get(device.type, 512)):
+        for rows in self._chunks(lengths, device):
             chunk = tokens.select(rows)
             states.append(self._padded_forward(chunk, prefix and prefix.select(rows)))
             positions.append(tokens.positions(rows))
         back = torch.cat(positions).argsort().to(device)
         return torch.cat(states)[back]
+
+    def _chunks(self, lengths: Tensor, device: torch.device) -> list[Tensor]:
+        """Return the rows that are padded and read together."""
+        chunks = padding_plan(lengths, _CHUNK_COST.get(device.type, 512))
+        if self.training or device.type != "cpu":
+            return chunks
+        parts = []
+        for rows in chunks:
+            count = -(-len(rows) * int(lengths[rows[-1]]) // _CPU_TOKENS)
+            parts += rows.tensor_split(min(count, len(rows)))
+        return parts
 
     def _padded_forward(self, chunk: TokenBatch, prefix: Prefix | None) -> Tensor:
         input_ids, mask = chunk.padded(self._pad_id)

@@ -11,6 +11,7 @@ from embedkit import distributed
 from embedkit.errors import ArgumentError, UserError
 from embedkit.models import hub, precision
 from embedkit.models.contextual.loading import is_contextual, load_contextual
+from embedkit.models.cpu_linear import packed
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.recipe import Dtype
@@ -68,7 +69,10 @@ def cutting_at(max_tokens: int | None, model: EmbeddingModel) -> EmbeddingModel:
 
 @contextmanager
 def computing_in(dtype: Dtype, model: EmbeddingModel) -> Iterator[None]:
-    """Have the model compute in ``dtype``, and afterwards as before."""
+    """Have the model encode in ``dtype``, and compute afterwards as before.
+
+    Its weights must stay as they are meanwhile.
+    """
     earlier = model.autocast
     model.autocast = precision.autocast_dtype(dtype, model.device)
     # Flash kernels take no fp32, and a model that is being trained may have been loaded with one.
@@ -76,7 +80,8 @@ def computing_in(dtype: Dtype, model: EmbeddingModel) -> Iterator[None]:
     try:
         for encoder in kernels:
             encoder.set_attn_implementation("sdpa")
-        yield
+        with packed(model):
+            yield
     finally:
         for encoder, kernel in kernels.items():
             encoder.set_attn_implementation(kernel)

@@ -7,6 +7,7 @@ from support.tiny_neobert import tiny_neobert
 from torch import Tensor
 from transformers import RobertaConfig, RobertaModel
 
+from embedkit.models import backbones
 from embedkit.models.backbones import Backbone, PaddedBackbone, absolute_positions, padding_plan
 from embedkit.tokens.batch import TokenBatch
 
@@ -62,6 +63,27 @@ def test_padding_changes_no_hidden_state(chunk_cost: int, monkeypatch: pytest.Mo
     backbone = PaddedBackbone(tiny_bert(vocabulary=64).double().eval(), pad_id=0)
     actual = backbone(TokenBatch.from_lists(SEQUENCES))
     torch.testing.assert_close(actual, alone(backbone))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_cpu_encodes_few_tokens_at_a_time_but_trains_on_whole_chunks(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vars(backbones)["_CHUNK_COST"], "cpu", 1000)
+    monkeypatch.setattr(backbones, "_CPU_TOKENS", 16)
+    backbone = PaddedBackbone(tiny_bert(vocabulary=64).double(), pad_id=0).train(training)
+    read: list[int] = []
+    backbone.model.register_forward_pre_hook(
+        lambda _, __, inputs: read.append(inputs["input_ids"].numel()), with_kwargs=True
+    )
+    actual = backbone(TokenBatch.from_lists(SEQUENCES))
+    if training:
+        assert read == [6 * 7]
+    else:
+        # Six rows of seven tokens are 42, which are read in three parts.
+        assert len(read) == 3
+        assert max(read) <= 16
+        torch.testing.assert_close(actual, alone(backbone))
 
 
 def test_a_model_that_counts_positions_from_its_padding_id_agrees_too() -> None:

@@ -20,7 +20,7 @@ from embedkit.storage.hashing import sha256_of_text
 Keys = NDArray[np.uint64]
 """Shapes: ``(texts, 2)``, the 128 bits of a hash."""
 
-FORMAT = 4
+FORMAT = 5
 """Number of the format, which is part of every folder's name. Other formats are not read, and are
 deleted when the vectors in use need room."""
 _BLOCK = 256
