@@ -72,7 +72,7 @@ class PaddedBackbone(Backbone):
         chunks = padding_plan(lengths, _CHUNK_COST.get(device.type, 512))
         if self.training or device.type != "cpu":
             return chunks
-        parts = []
+        parts: list[Tensor] = []
         for rows in chunks:
             count = -(-len(rows) * int(lengths[rows[-1]]) // _CPU_TOKENS)
             parts += rows.tensor_split(min(count, len(rows)))

@@ -22,7 +22,8 @@ def packed(model: nn.Module) -> Iterator[None]:
     where its use is switched off (``torch.backends.mkldnn``), under autocast, and where a gradient
     is needed, layers compute as always.
     """
-    layers = [layer for layer in model.modules() if _can_be_packed(layer)]
+    linear = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
+    layers = [layer for layer in linear if _can_be_packed(layer)]
     try:
         for layer in layers:
             weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _ROWS)
@@ -34,7 +35,7 @@ def packed(model: nn.Module) -> Iterator[None]:
             vars(layer).pop("forward", None)
 
 
-def _can_be_packed(layer: nn.Module) -> bool:
+def _can_be_packed(layer: nn.Linear) -> bool:
     """Return whether a layer is a plain linear one whose weights oneDNN can take."""
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return False
