@@ -1,18 +1,24 @@
 """Writes the front matter of a model card, which the Hugging Face hub reads."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from embedkit.data.manifests.manifest import Manifest
+from embedkit.data.manifests.sources import HubSource
 from embedkit.evaluation.summary import Summary, TaskScore
 
 
-def front_matter(name: str, base: str, scores: Summary | None) -> str:
+def front_matter(
+    name: str, base: str, scores: Summary | None, manifests: Sequence[Manifest] = ()
+) -> str:
     """Return YAML that says what a model is, with a ``model-index`` of its scores, if it has any.
 
-    ``base`` is the model that training started from, which the hub accepts if it is a hub id.
+    ``base`` is the model that training started from, which the hub accepts if it is a hub id, as
+    it does the data sets of ``manifests``. The licence and the language are the publisher's to
+    say, and ``embedkit push`` adds them.
     """
     measured = scores.scores.values() if scores else ()
     of_mteb = any(_is_of_mteb(*each) for score in measured for each in score.datasets.items())
@@ -22,9 +28,17 @@ def front_matter(name: str, base: str, scores: Summary | None) -> str:
         pipeline_tag="sentence-similarity",
         base_model=base if _is_hub_id(base) else None,
         tags=["sentence-transformers", "embedkit", *(["mteb"] if of_mteb else [])],
+        datasets=_hub_data(manifests) or None,
         model_name=name,
         eval_results=results or None,
     ).to_yaml()
+
+
+def _hub_data(manifests: Sequence[Manifest]) -> list[str]:
+    """Return the ids of the hub's data sets among the sources, each once."""
+    sources = (manifest.source for manifest in manifests)
+    ids = [source.id for source in sources if isinstance(source, HubSource)]
+    return [each for each in dict.fromkeys(ids) if _is_hub_id(each)]
 
 
 def _results(score: TaskScore) -> Iterator[EvalResult]:

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Sequence
 
+import tomli_w
+
 from embedkit.data.pairs.records import Records
 from embedkit.errors import some
 from embedkit.evaluation.comparing.comparison import remarks_on
 from embedkit.evaluation.summary import Summary, comparison
-from embedkit.evaluation.tables import as_text
+from embedkit.evaluation.tables import as_block, as_code, as_markdown, as_prose
 from embedkit.finetuning.card_metadata import front_matter
 from embedkit.finetuning.mixture import Mixture
 from embedkit.finetuning.model import undecided_sides
@@ -62,7 +64,7 @@ _CARD = """\
 
 # {title}
 
-An embedding model of {width} dimensions: `{base}`, fine-tuned for {steps} steps with embedkit.
+An embedding model of {width} dimensions: {base}, fine-tuned for {steps} steps with embedkit.
 
 ```python
 {use}```
@@ -75,25 +77,31 @@ Vectors are {vectors}, scaled to unit length. Texts are cut at
 | source | rows | share of steps | licence |
 |---|---:|---:|---|{data}
 
+No licence of the model follows from these: whoever publishes it chooses one that they allow.
+
 ## Recipe
 
-```json
-{recipe}
-```
-{scores}"""
+{recipe}{scores}"""
 
 
 def model_card(
+    name: str,
     model: EmbeddingModel,
     recipe: Recipe,
     mixture: Mixture,
     before: Summary | None,
     after: Summary | None,
 ) -> str:
-    """Return Markdown with the front matter that the Hugging Face hub reads."""
+    """Return Markdown with the front matter that the Hugging Face hub reads.
+
+    ``name`` is the run's. What comes from data and settings is escaped, so that it is shown as it
+    is and changes nothing of the page.
+    """
     calls = _calls(model, mixture.records)
     if recipe.context is None:
-        pooling = {"mean": "mean", "cls": "first"}.get(model.pooling, f"pooling `{model.pooling}`")
+        pooling = {"mean": "mean", "cls": "first"}.get(
+            model.pooling, f"pooling {as_code(model.pooling)}"
+        )
         vectors, use = (
             f"the {pooling} of the last hidden states{_dense(model)}",
             _USE.format(**calls),
@@ -103,7 +111,8 @@ def model_card(
         vectors = _VECTORS_IN_CONTEXT.format(slots=slots)
         use = _USE_IN_CONTEXT.format(slots=slots, **calls)
     data = "".join(
-        f"\n| {records.name} | {len(records):,} | {share:.1%} | {records.license or 'not stated'} |"
+        f"\n| {as_prose(records.name)} | {len(records):,} | {share:.1%} | "
+        f"{as_prose(records.license or 'not stated')} |"
         for records, share in zip(mixture.records, mixture.shares, strict=True)
     )
     widths = scores = ""
@@ -112,12 +121,13 @@ def model_card(
     if after is not None:
         table = comparison(before, after) if before else after.table()
         changed = remarks_on(before, after) if before else []
-        shown = "\n".join([as_text(table).rstrip(), *changed, *after.prompts()])
-        scores = f"\n## Scores\n\n```\n{shown}\n```\n"
+        notes = "".join(f"- {as_prose(note)}\n" for note in (*changed, *after.prompts()))
+        title = as_prose(str(table.title))
+        scores = f"\n## Scores\n\n{title}:\n\n{as_markdown(table)}\n{notes}"
     return _CARD.format(
-        metadata=front_matter(model.name, recipe.model, after),
-        base=recipe.model,
-        title=model.name,
+        metadata=front_matter(name, recipe.model, after, mixture.manifests),
+        base=as_code(recipe.model),
+        title=as_prose(name),
         width=model.width,
         use=use,
         steps=recipe.steps,
@@ -127,7 +137,7 @@ def model_card(
         prompts=_prompts(model, recipe),
         untrained=_untrained(model),
         data=data,
-        recipe=json.dumps(recipe.model_dump(mode="json", exclude_none=True), indent=2),
+        recipe=as_block(tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True)), "toml"),
         scores=scores,
     )
 
@@ -145,9 +155,9 @@ def _calls(model: EmbeddingModel, records: Sequence[Records]) -> dict[str, str]:
     for side in SIDES:
         calls |= {side: f"model.encode_{side}", f"{side}_prompt": ""}
     for side, name in undecided_sides(model, records).items():
-        calls |= {side: "model.encode", f"{side}_prompt": f', prompt_name="{name}"'}
+        calls |= {side: "model.encode", f"{side}_prompt": f", prompt_name={json.dumps(name)}"}
         if side == "document":
-            calls["context_prompt"] = f', prompt=model.prompts["{name}"]'
+            calls["context_prompt"] = f", prompt=model.prompts[{json.dumps(name)}]"
     return calls
 
 
@@ -158,7 +168,7 @@ def _untrained(model: EmbeddingModel) -> str:
         return ""
     sides = {name: name.rpartition("-")[2] for name in model.prompts}
     unknown = [
-        f"`{name}`"
+        as_code(name)
         for name, prompt in model.prompts.items()
         if not trained.has(sides[name] if sides[name] in SIDES else "text", prompt)
     ]
@@ -171,7 +181,11 @@ def _untrained(model: EmbeddingModel) -> str:
 def _prompts(model: EmbeddingModel, recipe: Recipe) -> str:
     """Return the prompts of the model; those of a benchmark's many tasks go by its name."""
     benchmark = benchmark_prompts() if recipe.embedder.benchmark_prompts else {}
-    listed = [f"{k} `{v}`" for k, v in model.prompts.items() if v and benchmark.get(k) != v]
+    listed = [
+        f"{as_prose(k)} {as_code(v)}"
+        for k, v in model.prompts.items()
+        if v and benchmark.get(k) != v
+    ]
     if benchmark:
         listed.append("one for each task of MTEB(eng, v1), which mteb gives by itself")
     return ", ".join(listed) or "none"

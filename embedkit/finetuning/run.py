@@ -112,7 +112,10 @@ def _finish(
     # Adapters are merged first, so that the model evaluated is the model exported.
     lora.merge(model)
     # The model is exported before its evaluation, which may fail.
-    exported, card = folder / "model", partial(model_card, model, recipe, mixture)
+    exported, card = (
+        folder / "model",
+        partial(model_card, folder.resolve().name, model, recipe, mixture),
+    )
     distributed.on_main(lambda: model.save(exported, card=card(None, None)))
     show(f"model: {exported}")
     before, after = evaluator.after(stop)

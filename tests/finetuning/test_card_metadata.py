@@ -4,12 +4,16 @@ import pytest
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from support.summaries import summary_of, task_score
 
+from embedkit.data.manifests.manifest import Manifest, load_manifest
+from embedkit.data.manifests.sources import HubSource
 from embedkit.evaluation.summary import Summary
 from embedkit.finetuning.card_metadata import front_matter
 
 
-def parsed(scores: Summary | None, base: str = "owner/base") -> ModelCardData:
-    metadata = front_matter("mine: a 'name'", base, scores)
+def parsed(
+    scores: Summary | None, base: str = "owner/base", manifests: tuple[Manifest, ...] = ()
+) -> ModelCardData:
+    metadata = front_matter("mine: a 'name'", base, scores, manifests)
     data = ModelCard(f"---\n{metadata}\n---\n\n# text\n").data
     assert isinstance(data, ModelCardData)
     return data
@@ -76,3 +80,11 @@ def test_a_folder_is_not_named_as_the_base(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "runs" / "mlm").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert parsed(None, "runs/mlm").base_model is None
+
+
+def test_the_hub_s_data_sets_are_named_once() -> None:
+    manifests = tuple(map(load_manifest, ("agnews", "agnews", "hpo_synonym")))
+    source = manifests[0].source
+    assert isinstance(source, HubSource)
+    assert parsed(None, manifests=manifests).datasets == [source.id]
+    assert parsed(None).datasets is None

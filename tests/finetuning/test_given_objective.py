@@ -102,7 +102,7 @@ def test_a_given_loss_resumes_bit_for_bit_and_only_as_the_same_one(
     assert metrics_of(broken) == metrics_of(whole)
     assert state_of(broken) == state_of(whole)
     card = (whole / "model" / "README.md").read_text()
-    assert '"identity": "regression on scores, 1"' in card
+    assert 'identity = "regression on scores, 1"' in card
     json.loads((whole / "run.json").read_text())
 
     other = regression()

@@ -47,7 +47,8 @@ def test_a_resumed_run_says_that_its_scores_were_measured_in_two_ways(
     api.finetune(load_recipe(str(small_recipe), changed), run, resume=True)
     printed, card = capsys.readouterr().out, (run / "model" / "README.md").read_text()
     for text in (printed, card):
-        remarks = [line for line in text.splitlines() if "scores before and after differ" in line]
+        lines = (line.removeprefix("- ") for line in text.splitlines())
+        remarks = [line for line in lines if "scores before and after differ" in line]
         assert remarks == [
             "The scores before and after differ in the prompts of money",
             "The scores before and after differ in the precision of all tasks (float16, float32)",

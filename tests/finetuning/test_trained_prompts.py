@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+import tomllib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -239,6 +240,13 @@ def test_the_card_names_stored_prompts_that_training_never_had(
     )
     assert told is not None
     assert told[1] == "`ArguAna`, `ClimateFEVER`, `CQADupstackAndroidRetrieval` and 64 more"
+
+
+def test_the_card_is_named_after_the_run_and_has_its_recipe(exported: Path) -> None:
+    card, run = (exported / "README.md").read_text(), exported.parent
+    assert f"\n# {run.name}\n" in card
+    (recipe,) = re.findall(r"```toml\n(.*?)```", card, flags=re.DOTALL)
+    assert tomllib.loads(recipe) == tomllib.loads((run / "recipe.toml").read_text())
 
 
 def test_a_default_prompt_that_is_not_stored_is_refused(small_recipe: Path, tmp_path: Path) -> None:
