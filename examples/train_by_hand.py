@@ -17,6 +17,7 @@ from embedkit.data.batch_sampler import BatchSampler, Source, alpha_weights
 from embedkit.data.loading import stream
 from embedkit.data.pairs.contrastive_batches import Batches
 from embedkit.data.pairs.records import open_records
+from embedkit.finetuning.mixture import batch_size_of
 from embedkit.finetuning.model import (
     choose_trained_weights,
     scale_to_unit_norm,
@@ -40,7 +41,7 @@ def main(recipe_name: str, output: Path) -> None:
     # Data: which rows each step reads follows from the sizes of the sources, the seed and the step.
     records = [open_records(mix.manifest) for mix in recipe.data.mix]
     sources = [
-        Source(rows.name, len(rows), rows.batch_size or recipe.data.batch_size) for rows in records
+        Source(rows.name, len(rows), batch_size_of(rows.batch_size, recipe)) for rows in records
     ]
     given = [mix.weight for mix in recipe.data.mix if mix.weight is not None]
     sampler = BatchSampler(

@@ -56,11 +56,19 @@ def open_mixture(recipe: Recipe, given: Mapping[str, Records] | None = None) -> 
     if twice := repeated([source.name for source in records]):
         raise UserError(f"data.mix: two sources are called {', '.join(twice)}; rename one")
     sources = tuple(
-        Source(source.name, len(source), source.batch_size or recipe.data.batch_size)
+        Source(source.name, len(source), batch_size_of(source.batch_size, recipe))
         for source in records
     )
     weights = weights_of(recipe.data.mix) or alpha_weights(sources, recipe.data.alpha)
     return Mixture(records, sources, weights, tuple(manifests.values()))
+
+
+def batch_size_of(own: int | None, recipe: Recipe) -> int:
+    """Return the number of pairs in a source's batch: its ``own``, but at most the recipe's.
+
+    The recipe's is what fits into memory: a source may read fewer pairs at a time, and not more.
+    """
+    return min(own or recipe.data.batch_size, recipe.data.batch_size)
 
 
 def open_batches(mixture: Mixture, recipe: Recipe) -> Mixture:
@@ -166,7 +174,7 @@ def sampling_shares(
         if size is None:
             raise UserError(f"{name}: its manifest states no rows: pass --rows {name}=ROWS")
         size = min(size, manifest.max_rows or size)
-        sources.append(Source(name, size, manifest.batch_size or recipe.data.batch_size))
+        sources.append(Source(name, size, batch_size_of(manifest.batch_size, recipe)))
     weights = weights_of(recipe.data.mix) or alpha_weights(sources, recipe.data.alpha)
     mixture = Mixture((), tuple(sources), weights, manifests)
     if steps is not None:

@@ -27,13 +27,17 @@ def overview(
 ) -> Table:
     """Return a table of what will be trained, and how often each source will be read.
 
-    The column ``cut`` is the share of queries and documents that are longer than their limits.
+    The column ``negatives``, where any source has some, says how many hard negatives a query is
+    trained on, and how many a row has at most. The column ``cut`` is the share of queries and
+    documents that are longer than their limits.
     """
     stages = "" if recipe.context is None else f" in two stages, {recipe.context.num_context} slots"
     ranks = distributed.world_size() if recipe.batches_per_rank else 1
+    mined = any(records.negatives_given for records in mixture.records)
+    columns = ["rows", "batch", *(["negatives"] if mined else []), "share", "passes", "cut"]
     table = Table(
         "source",
-        *(Column(name, justify="right") for name in ("rows", "batch", "share", "passes", "cut")),
+        *(Column(name, justify="right") for name in columns),
         title=f"{model.name}{stages}, {_size(model)}, {model.device}, {precision}; "
         f"{recipe.steps} steps of {recipe.data.batches} batches",
     )
@@ -49,8 +53,10 @@ def overview(
             )
             table.caption = f"cut: share in {unmeasured}"
         cut = lengths.truncated(*limits_of(records, recipe.data))
+        given = records.negatives_given
+        used = [f"{min(records.negatives_per_query, given)} of {given}"] if mined else []
         shares = (f"{share:.1%}", f"{passes:.2f}", f"{cut:.1%}")
-        table.add_row(source.name, f"{source.rows:,}", batch, *shares)
+        table.add_row(source.name, f"{source.rows:,}", batch, *used, *shares)
     return table
 
 

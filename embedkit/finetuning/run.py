@@ -28,6 +28,7 @@ from embedkit.finetuning.mixture import (
     resolve_steps,
 )
 from embedkit.finetuning.model_card import model_card
+from embedkit.finetuning.negatives import check_negatives, remarks_on_negatives
 from embedkit.finetuning.overview import overview, remarks, remarks_on_prompts
 from embedkit.models import lora, precision
 from embedkit.models.embedding_model import EmbeddingModel
@@ -59,6 +60,7 @@ def prepare(
     unit_norm = starting_model.scale_to_unit_norm(model)
     mixture = open_batches(open_mixture(recipe, sources), recipe)
     _check_scores(recipe, mixture)
+    check_negatives(recipe, mixture)
     check_held_out(recipe.evaluation, mixture.manifests, tasks)
     recipe = resolve_steps(recipe, mixture)
     sampler = build_batch_sampler(mixture, recipe)
@@ -87,7 +89,8 @@ def prepare(
     if within_reach:
         show(within_reach)
     on_prompts = (on_default, *remarks_on_prompts(model, mixture.records))
-    for remark in filter(None, (unit_norm, *remarks(recipe), *on_prompts)):
+    on_negatives = remarks_on_negatives(recipe, mixture)
+    for remark in filter(None, (unit_norm, *remarks(recipe), *on_negatives, *on_prompts)):
         show(f"note: {remark}")
     evaluator = Evaluator(recipe.evaluation, folder / "eval", model, mixture)
     return TrainingJob(

@@ -11,6 +11,7 @@ from embedkit.data.pairs.contrastive_batches import ContrastiveBatch
 from embedkit.objectives.filtering import Filter
 from embedkit.objectives.gradcache import Replay
 from embedkit.objectives.losses import false_negatives, info_nce, similarity, truncated
+from embedkit.objectives.negative_counts import COUNTS, Masks, counted, metrics
 from embedkit.recipe import InfoNCE
 from embedkit.tokens.batch import TokenBatch
 
@@ -57,23 +58,25 @@ class _Candidates:
             assert batch.surrogate is not None, "batches were made without the surrogate's vectors"
             self._filter = Filter(batch.surrogate, len(documents), across, config)
 
-    def excluded(self, queries: Tensor | slice, documents: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Return two masks of the documents that are no negatives of a query.
-
-        The first has those that are known: positives, documents that share the query's label, and,
-        without in-batch negatives, documents of other rows. The second has these and what the
-        surrogate's filter drops. Shapes: ``(len(queries), len(documents))``.
-        """
+    def masks(self, queries: Tensor | slice, documents: Tensor | slice) -> Masks:
+        """Return which documents are no negatives of a query, and why."""
         asking, texts = self._query_hashes[queries], self._document_hashes[documents]
-        known = false_negatives(asking, self._answers, self._asked, texts)
+        by_text = false_negatives(asking, self._answers, self._asked, texts)
         labels = self._query_labels[queries, None]
-        known |= (labels == self._labels[documents]) & (labels != 0)
+        by_label = (labels == self._labels[documents]) & (labels != 0) & ~by_text
+        excluded = by_text | by_label
         if not self.in_batch_negatives:
-            rows = torch.arange(len(self._query_hashes), device=known.device)[queries]
-            known |= rows[:, None] != self._owners[documents]
+            own = self.own(queries, documents)
+            by_text, by_label, excluded = by_text & own, by_label & own, excluded | ~own
         if self._filter is None:
-            return known, known
-        return known, known | self._filter.dropped(queries, documents)
+            return Masks(by_text, by_label, None, excluded)
+        dropped = self._filter.dropped(queries, documents) & ~excluded
+        return Masks(by_text, by_label, dropped, excluded | dropped)
+
+    def own(self, queries: Tensor | slice, documents: Tensor | slice) -> Tensor:
+        """Return a mask, true where a document came with a query, as positive or hard negative."""
+        rows = torch.arange(len(self._query_hashes), device=self._owners.device)[queries]
+        return rows[:, None] == self._owners[documents]
 
     def backward(self) -> None:
         """Pass the gradients of gathered rows on to the ranks that they come from."""
@@ -116,10 +119,9 @@ class ContrastiveObjective:
             overhead: number of tokens that the encoder reads with each text, such as a context.
 
         Returns:
-            ``loss``, the mean over all ranks' queries; ``accuracy``, the share of queries whose
-            positive scores at least as high as every negative; ``tokens``, the number of tokens
-            encoded over all ranks; with ``false_negatives``, ``filtered``, the share of negatives
-            that the surrogate drops; with ``matryoshka_dims``, ``loss_<width>`` of every width.
+            ``loss``, the mean over all ranks' queries; ``tokens``, the number of tokens encoded
+            over all ranks; what ``negative_counts.metrics`` says of negatives; with
+            ``matryoshka_dims``, ``loss_<width>`` of every width.
         """
         budget = self._config.micro_batch_tokens
         queries, documents = (
@@ -137,15 +139,14 @@ class ContrastiveObjective:
         documents.backward()
         tokens = batch.queries.num_tokens + batch.documents.num_tokens
         sums = distributed.sum_over_ranks(torch.cat([rank_sums.new_tensor([tokens]), rank_sums]))
-        read, correct, dropped, negatives = sums[:4]
-        losses = sums[4:] / batch.size
+        read, counts, losses = sums[0], sums[1 : 1 + len(COUNTS)], sums[1 + len(COUNTS) :]
+        losses = losses / batch.size
         dims = self._config.matryoshka_dims or ()
         filtering = self._config.false_negatives != "off"
         return {
             "loss": self._mean(losses),
-            "accuracy": correct / batch.size,
             "tokens": read,
-            **({"filtered": dropped / negatives.clamp(min=1)} if filtering else {}),
+            **metrics(counts, batch.size, filtering=filtering),
             **{f"loss_{dim}": losses[number] for number, dim in enumerate(dims)},
         }
 
@@ -168,29 +169,25 @@ class ContrastiveObjective:
             rows = slice(start, start + step)
             losses, counts = self._of_rows(candidates, queries, documents, rows)
             (self._mean(losses) * scale).backward()
-            sums.append(torch.cat([counts.to(losses), losses.detach()]))
+            sums.append(torch.cat([counts, losses.detach()]))
         candidates.backward()
         return torch.stack(sums).sum(dim=0)
 
     def _of_rows(
         self, candidates: _Candidates, queries: Tensor, documents: Tensor, rows: slice
     ) -> tuple[Tensor, Tensor]:
-        """Return the losses at every width and three counts, summed over ``rows`` of the queries.
-
-        The counts are queries that rank their positive first, negatives dropped by the filter, and
-        negatives before filtering.
-        """
+        """Return the losses at every width and ``COUNTS``, summed over ``rows`` of the queries."""
         block, asked, positives = queries[rows], candidates.mine[rows], candidates.positives[rows]
-        known, excluded = candidates.excluded(asked, _ALL)
+        masks = candidates.masks(asked, _ALL)
         reverse = None
         # Without in-batch negatives a positive has no other query as its negative.
         if self._config.symmetric and candidates.in_batch_negatives:
-            reverse = candidates.excluded(_ALL, positives)[1].T
+            reverse = candidates.masks(_ALL, positives).excluded.T
         loss_of = partial(info_nce, temperature=self._config.temperature, reduction="sum")
         losses = []
         for dim in self._config.matryoshka_dims or (queries.shape[1],):
             among = truncated(candidates.documents, dim)
-            loss = loss_of(truncated(block, dim), among, positives, excluded=excluded)
+            loss = loss_of(truncated(block, dim), among, positives, excluded=masks.excluded)
             if reverse is not None:
                 answers = truncated(documents[: len(queries)][rows], dim)
                 among = truncated(candidates.queries, dim)
@@ -198,8 +195,5 @@ class ContrastiveObjective:
             losses.append(loss)
         with torch.no_grad():
             scores = similarity(block, candidates.documents, self._config.temperature)
-            beaten = (scores > scores.gather(1, positives[:, None])) & ~excluded
-            correct = (~beaten.any(dim=1)).sum()
-        # ``known`` holds a query's own positive, so neither count of negatives includes it.
-        counts = torch.stack([correct, (excluded & ~known).sum(), (~known).sum()])
+            counts = counted(scores, positives, masks, candidates.own(asked, _ALL))
         return torch.stack(losses), counts

@@ -23,6 +23,9 @@ class Needs:
     """Whether the model has two encoders, the second of which reads a text among documents."""
     surrogate_vectors: bool = False
     """Whether batches carry the surrogate's vectors, stored in ``data.batch_table``."""
+    negatives: bool = False
+    """Whether the loss learns from negatives alone, so that a source that can have none is
+    refused."""
     scores: bool = False
     """Whether batches carry the scores of ``columns.score``, which every source must then have."""
     hard_negatives: bool = True
@@ -154,6 +157,7 @@ class InfoNCE(PairObjective):
     def needs(self) -> Needs:
         return Needs(
             cross_device=self.cross_device,
+            negatives=True,
             surrogate_vectors=self.false_negatives != "off",
             widths=self.matryoshka_dims or (),
         )

@@ -17,6 +17,9 @@ from torch import Tensor
 from embedkit.errors import UserError
 from embedkit.storage.atomic import write_text
 
+_BY_SOURCE = ("loss", "accuracy", "negatives", "no_negatives", "hard_share")
+"""Metrics that trackers receive under the name of the step's source too."""
+
 
 class Tracker(Protocol):
     """Interface of an experiment tracker, which receives the metrics of every step."""
@@ -54,7 +57,7 @@ class Metrics:
         append_lines(self._path, lines)
         for line in lines:
             values = {k: v for k, v in line.items() if k not in {"step", "source"}}
-            named = {f"{line['source']}/{k}": line[k] for k in ("loss", "accuracy") if k in line}
+            named = {f"{line['source']}/{k}": line[k] for k in _BY_SOURCE if k in line}
             for tracker in self._trackers:
                 tracker.log(values | named, step=line["step"])
         return lines

@@ -19,6 +19,7 @@ from embedkit.distributed.progress import show
 from embedkit.errors import UserError
 from embedkit.recipe import Training
 from embedkit.training import checkpoint, flops, run_folder
+from embedkit.training.idle_steps import IdleSteps
 from embedkit.training.interfaces import BatchT, Evaluator, Objective, Stop
 from embedkit.training.metrics import Metrics, Progress, open_trackers, summary_line, truncate_lines
 from embedkit.training.optim import build_optimizer, lr_at, set_lr
@@ -127,6 +128,7 @@ class Trainer(Generic[BatchT]):
         assert job.recipe.steps is not None, "epochs are resolved before a run starts"
         self._recipe, self._steps, self._facts = job.recipe, job.recipe.steps, facts
         self._folder, self._metrics, self._evaluator = folder, metrics, job.evaluator
+        self._idle = IdleSteps()
         self._optimizer = build_optimizer(self._model, self._recipe.optim)
         self._device = next(self._model.parameters()).device
 
@@ -173,9 +175,11 @@ class Trainer(Generic[BatchT]):
                 stopping = distributed.any_rank(stop(), self._device)
                 saving = stopping or done == self._steps or self._evaluator.takes_long(done)
                 saving |= done % self._recipe.checkpoints.every == 0
-                self._record(done, source, values, progress, saving=saving)
-                if saving:
+                idle = self._record(done, source, values, progress, saving=saving)
+                if saving or idle:
                     self._save(done)
+                if idle:
+                    raise UserError(idle)
                 if done == self._steps:
                     break
                 if stopping:
@@ -216,13 +220,22 @@ class Trainer(Generic[BatchT]):
 
     def _record(
         self, done: int, source: str, values: dict[str, Any], progress: Progress, *, saving: bool
-    ) -> None:
+    ) -> str | None:
+        """Add a step's metrics, written in blocks; return why the run should stop, if it should."""
         if distributed.is_main():
             self._metrics.add(done, source, values)
         progress.update(progress.task_ids[0], completed=done)
-        if saving or done % self._recipe.logging.every == 0:
-            # ``on_main`` raises on every rank, so that a loss that is not finite ends all of them.
-            progress.remark(done, distributed.on_main(lambda: summary_line(self._metrics.write())))
+        if not saving and done % self._recipe.logging.every:
+            return None
+
+        def written() -> tuple[str, str | None]:
+            block = self._metrics.write()
+            return summary_line(block), self._idle.add(block)
+
+        # ``on_main`` raises on every rank, so that a loss that is not finite ends all of them.
+        summary, idle = distributed.on_main(written)
+        progress.remark(done, summary)
+        return idle
 
     def _save(self, done: int) -> None:
         state = checkpoint.captured(self._model, self._optimizer)

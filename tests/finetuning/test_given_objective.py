@@ -200,5 +200,7 @@ def test_scores_that_the_loss_does_not_go_by_are_refused(tiny_model: Path, tmp_p
 
 def test_reading_a_recipe_builds_the_losses_there_are() -> None:
     assert type(Contrastive().build()).__name__ == "ContrastiveObjective"
-    assert Contrastive(matryoshka_dims=(64, 8)).needs == Needs(widths=(64, 8))
-    assert Contrastive(false_negatives="relative").needs == Needs(surrogate_vectors=True)
+    assert Contrastive(matryoshka_dims=(64, 8)).needs == Needs(negatives=True, widths=(64, 8))
+    assert Contrastive(false_negatives="relative").needs == Needs(
+        negatives=True, surrogate_vectors=True
+    )

@@ -32,11 +32,11 @@ def recipe_over(*names: str, **changes: Any) -> Recipe:
 
 def test_given_records_stand_in_for_manifests_under_their_names_in_the_recipe() -> None:
     # Both were made without a name, and are called "rows".
-    given = {"b": records(16), "a": records(64, batch_size=8)}
+    given = {"b": records(16), "a": records(64, batch_size=2)}
     mixture = open_mixture(recipe_over("a", "b"), given)
     assert [each.name for each in mixture.records] == ["a", "b"]
     assert [(each.name, each.rows, each.batch_size) for each in mixture.sources] == [
-        ("a", 64, 8),
+        ("a", 64, 2),
         ("b", 16, 4),
     ]
     assert mixture.fingerprints == {name: given[name].fingerprint for name in ("a", "b")}

@@ -73,6 +73,8 @@ class Expected:
     gradients: dict[str, Tensor]
     loss: float
     accuracy: float
+    live: list[int]
+    """Number of negatives of each query."""
     losses: dict[str, float]
 
 
@@ -89,7 +91,7 @@ def by_loops(
     """
     model = tiny_embedder()
     by_width: dict[int, list[Tensor]] = {width: [] for width in widths}
-    right = 0
+    right, live = 0, []
     for group in groups:
         documents = [(row, ROWS[row].positive, ROWS[row].label) for row in group]
         documents += [(row, text, 0) for row in group for text in ROWS[row].negatives]
@@ -110,13 +112,15 @@ def by_loops(
         scores = cosines(queries, vectors)
         for place in range(len(group)):
             candidates = scores[place][torch.tensor(kept[place])]
-            right += int((candidates <= scores[place, place]).all())
+            live.append(len(candidates) - 1)
+            right += live[-1] > 0 and int((candidates <= scores[place, place]).all())
     means = {width: torch.stack(losses).mean() for width, losses in by_width.items()}
     terms = [weight * means[width] for width, weight in widths.items()]
     mean = torch.stack(terms).sum() / sum(widths.values())
     mean.backward()
     losses_by_width = {f"loss_{width}": each.item() for width, each in means.items()}
-    return Expected(gradients(model), mean.item(), right / len(ROWS), losses_by_width)
+    accuracy = right / max(1, sum(count > 0 for count in live))
+    return Expected(gradients(model), mean.item(), accuracy, live, losses_by_width)
 
 
 def cosines(rows: Tensor, others: Tensor) -> Tensor:
@@ -152,6 +156,8 @@ def check(config: Contrastive, expected: Expected, in_batch_negatives: bool) -> 
     torch.testing.assert_close(gradients(model), expected.gradients)
     assert metrics["loss"].item() == pytest.approx(expected.loss)
     assert metrics["accuracy"].item() == pytest.approx(expected.accuracy)
+    assert metrics["negatives"].item() == pytest.approx(sum(expected.live) / len(ROWS))
+    assert metrics["no_negatives"].item() == pytest.approx(expected.live.count(0) / len(ROWS))
     assert metrics["tokens"].item() == sum(
         len(text) for row in ROWS for text in (row.query, row.positive, *row.negatives)
     )

@@ -95,12 +95,12 @@ class Description(RowDescription):
     prompts: Prompts = Prompts()
     """Texts that stand before queries and documents."""
     negatives_per_query: NonNegativeInt | None = None
-    """Number of hard negatives that are drawn for each query. If unset, it is 1 where the source
-    has any, else 0."""
+    """Number of hard negatives that are drawn for each query. If unset, all that a row has are
+    read, up to 4."""
     in_batch_negatives: bool = True
     """Whether each query is scored against its batch's other documents, besides its negatives."""
     batch_size: PositiveInt | None = None
-    """Number of pairs in a batch over all ranks, in place of the recipe's."""
+    """Number of pairs in a batch over all ranks, in place of the recipe's if that is larger."""
     max_query_tokens: int | None = Field(default=None, ge=3)
     """Queries are cut to this many tokens, in place of the recipe's number."""
     max_document_tokens: int | None = Field(default=None, ge=3)

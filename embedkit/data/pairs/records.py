@@ -27,6 +27,9 @@ from embedkit.storage.hashing import sha256_of_json
 FORMAT = 1
 """Part of every key: raise it when rows become other pairs, or pairs are written otherwise."""
 _KIND, _LAYOUT = "records", "layout.json"
+_NEGATIVES = 4
+"""Hard negatives of a query that are read by default: each takes as long to encode as a positive,
+and rows of some sources have a hundred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +125,16 @@ class Records(RowSource):
     def batch_size(self) -> int | None:
         return self.description.batch_size
 
+    @cached_property
+    def negatives_given(self) -> int:
+        """The largest number of hard negatives that a row of the source has."""
+        return self.table.most_negatives()
+
     @property
     def negatives_per_query(self) -> int:
+        """Number of hard negatives that a query is trained on, of those that its row has."""
         asked = self.description.negatives_per_query
-        return int(self.table.facts.with_negatives > 0) if asked is None else asked
+        return min(self.negatives_given, _NEGATIVES) if asked is None else asked
 
     @property
     def has_labels(self) -> bool:

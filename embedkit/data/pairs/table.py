@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embedkit import rng
 from embedkit.data.pairs.from_rows import Pair
@@ -111,6 +112,14 @@ class Table:
         for number in range(self._file.num_record_batches):
             batch = self._file.get_batch(number)
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+
+    def most_negatives(self) -> int:
+        """Return the largest number of negatives of a row on disk, without reading their texts."""
+        if not self.facts.with_negatives:
+            return 0
+        batches = map(self._file.get_batch, range(self._file.num_record_batches))
+        lengths = (pc.list_value_length(batch.column("negatives")) for batch in batches)
+        return max(pc.max(each).as_py() or 0 for each in lengths)
 
     def _stored(self, row: int) -> int:
         """Return the row's number in the file."""

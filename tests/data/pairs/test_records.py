@@ -199,7 +199,7 @@ def test_the_fingerprint_follows_what_changes_training_and_nothing_else() -> Non
         Records.from_rows([*ROWS[:2], {**ROWS[2], "label": "other"}]),
         Records.from_rows(ROWS[::-1]),
         Records.from_rows(ROWS, prompts={"query": "ask: "}),
-        Records.from_rows(ROWS, negatives_per_query=2),
+        Records.from_rows(ROWS, negatives_per_query=1),
         Records.from_rows(ROWS, in_batch_negatives=False),
         Records.from_rows(ROWS, batch_size=8),
         Records.from_rows(ROWS, max_query_tokens=8),
@@ -208,8 +208,11 @@ def test_the_fingerprint_follows_what_changes_training_and_nothing_else() -> Non
     assert len({first, *(each.fingerprint for each in changed)}) == 10
 
 
-def test_one_hard_negative_is_drawn_where_there_are_any() -> None:
-    assert Records.from_rows(ROWS).negatives_per_query == 1
+def test_all_hard_negatives_are_read_up_to_four() -> None:
+    for given, read in ((1, 1), (4, 4), (9, 4)):
+        rows = [*numbered(1100), {"query": "q", "positive": "p", "negatives": ["n"] * given}]
+        records = Records.from_rows(rows)
+        assert (records.negatives_given, records.negatives_per_query) == (given, read)
     assert Records.from_rows(numbered(3)).negatives_per_query == 0
     assert Records.from_rows(ROWS, negatives_per_query=0).negatives_per_query == 0
     assert Records.from_rows(ROWS).has_labels
