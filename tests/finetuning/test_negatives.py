@@ -38,7 +38,7 @@ def remarks(source: Records) -> list[str]:
     return list(remarks_on_negatives(recipe_of(), open_mixture(recipe_of(), {"given": source})))
 
 
-ALONE = {"in_batch_negatives": False}
+ALONE: dict[str, Any] = {"in_batch_negatives": False}
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_a_source_reads_at_most_as_many_pairs_as_the_recipe() -> None:
 
 
 def run_of(small_recipe: Path, output: Path, source: Records, *settings: str) -> Path:
-    settings = ('data.mix=[{manifest = "given"}]', *settings)
-    recipe = embedkit.load_recipe(str(small_recipe), settings)
+    mix = 'data.mix=[{manifest = "given"}]'
+    recipe = embedkit.load_recipe(str(small_recipe), [mix, *settings])
     return embedkit.finetune(recipe, output, sources={"given": source})
 
 

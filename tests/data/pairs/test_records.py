@@ -210,8 +210,8 @@ def test_the_fingerprint_follows_what_changes_training_and_nothing_else() -> Non
 
 def test_all_hard_negatives_are_read_up_to_four() -> None:
     for given, read in ((1, 1), (4, 4), (9, 4)):
-        rows = [*numbered(1100), {"query": "q", "positive": "p", "negatives": ["n"] * given}]
-        records = Records.from_rows(rows)
+        last: dict[str, Any] = {"query": "q", "positive": "p", "negatives": ["n"] * given}
+        records = Records.from_rows([*numbered(1100), last])
         assert (records.negatives_given, records.negatives_per_query) == (given, read)
     assert Records.from_rows(numbered(3)).negatives_per_query == 0
     assert Records.from_rows(ROWS, negatives_per_query=0).negatives_per_query == 0
