@@ -154,8 +154,9 @@ def _check_scores(recipe: Recipe, mixture: Mixture) -> None:
             raise DataError(
                 f"source {records.name}: columns.score names scores, and objective.kind = "
                 f'"{kind}" would train every pair as a positive: train with objective.kind = '
-                f'"cosent", or take columns.score out and keep the pairs that match by a filter '
-                f'such as "{score} > 4", or list {score!r} in ignore'
+                f'"cosent"; or set negative_below, under which pairs become hard negatives; or '
+                f"take columns.score out and keep the pairs that match by a filter such as "
+                f'"{score} > 4", or list {score!r} in ignore'
             )
         if not needs.hard_negatives and records.negatives_per_query:
             raise DataError(

@@ -90,6 +90,10 @@ class Description(RowDescription):
     """Columns without a part; ``negatives`` stands for all that are negatives by their names."""
     same_label: SameLabel | None = None
     """The positives are made from columns.query and columns.label."""
+    negative_below: float | None = None
+    """Rows with a score in ``columns.score`` below this are no pairs of their own. Their document
+    is a hard negative of the rows with the same query that score higher, and the scores are not
+    trained on."""
     task: Task = "retrieval"
     """The task that the pairs are examples of."""
     prompts: Prompts = Prompts()
@@ -106,8 +110,18 @@ class Description(RowDescription):
     max_document_tokens: int | None = Field(default=None, ge=3)
     """Documents are cut to this many tokens, in place of the recipe's number."""
 
+    @property
+    def has_scores(self) -> bool:
+        """Whether every pair has a score, on which a loss may train."""
+        return self.columns.score is not None and self.negative_below is None
+
     @model_validator(mode="after")
     def _columns_agree(self) -> Self:
+        if self.negative_below is not None and self.columns.score is None:
+            raise ValueError(
+                f"negative_below = {self.negative_below:g} needs columns.score, which names the "
+                "column of the scores"
+            )
         if self.same_label and self.columns.model_fields_set != {"query", "label"}:
             raise ValueError("same_label needs columns.query and columns.label, and no others")
         for role, paths in self.columns.paths().items():
@@ -139,6 +153,7 @@ class Options(TypedDict, total=False):
     drop_empty: bool
     deduplicate: bool
     same_label: SameLabel | Mapping[str, int] | None
+    negative_below: float | None
     held_out: TextHeldOut | Mapping[str, float] | None
     task: Task
     license: str
@@ -179,6 +194,11 @@ class Manifest(Description, Located):
         if self.held_out is None:
             return self
         columns = self.columns
+        if self.negative_below is not None:
+            raise ValueError(
+                "negative_below does not go with held_out, since a negative's concept is not "
+                "known: take one of them out"
+            )
         if columns.concept is None:
             raise ValueError("held_out needs columns.concept, which tells what a row is about")
         if columns.negatives and not columns.negative_concepts:

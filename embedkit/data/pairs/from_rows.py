@@ -1,7 +1,6 @@
 """Turns rows of any shape into training pairs: picks columns, filters, checks, deduplicates."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
 from math import isfinite
@@ -9,24 +8,14 @@ from math import isfinite
 from embedkit.data.concepts import held_out_share, is_held_out
 from embedkit.data.manifests.columns import ColumnPath, Columns, RowFilter
 from embedkit.data.manifests.manifest import Description
+from embedkit.data.pairs import judged as judged_pairs
 from embedkit.data.pairs import same_label
 from embedkit.data.pairs.layout import ColumnLayout
+from embedkit.data.pairs.pair import Pair
 from embedkit.data.pairs.recognition import MATCH, is_judgement, judged
 from embedkit.data.sources.rows import Row, RowStream, convert
 from embedkit.data.sources.streams import distinct
 from embedkit.errors import DataError
-
-
-@dataclass(slots=True)
-class Pair:
-    query: str
-    positive: str
-    negatives: list[str]
-    label: str | None = None
-    concept: str | None = None
-    topic: str | None = None
-    score: float | None = None
-    held_out: bool = False
 
 
 def pairs(
@@ -57,6 +46,8 @@ def pairs(
     if description.deduplicate:
         # The length keeps ("a b", "c") and ("a", "b c") apart.
         read = distinct(read, lambda pair: f"{len(pair.query)} {pair.query}{pair.positive}")
+    if description.negative_below is not None:
+        read = judged_pairs.with_negatives(read, description.negative_below, layout)
     return read
 
 

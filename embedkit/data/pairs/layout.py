@@ -10,8 +10,10 @@ from embedkit.data.concepts import held_out_share
 from embedkit.data.manifests.columns import ColumnPath, Columns, RowFilter
 from embedkit.data.manifests.manifest import Description
 from embedkit.data.pairs.recognition import (
+    SCORE_LIKE,
     are_negatives,
     check_pair,
+    fold,
     is_telling,
     reason,
     with_recognised,
@@ -29,6 +31,12 @@ class ColumnLayout:
     """The paths of the columns that play each part, over all rows."""
     unused: list[str] = field(default_factory=list)
     """Columns that play no part and are not ignored."""
+    unpaired: int = 0
+    """Rows that score below ``negative_below`` and became no negatives, and so are left out."""
+
+    def stored(self) -> dict[str, object]:
+        """Return the fields as they are stored; ``unpaired`` only where there are such rows."""
+        return {name: value for name, value in vars(self).items() if value or name != "unpaired"}
 
     def add(self, names: Sequence[str], description: Description) -> Columns:
         """Find, and keep, which parts the columns ``names`` of a row play.
@@ -75,6 +83,7 @@ class ColumnLayout:
             raise DataError(
                 f"nothing uses {_quoted(telling)}: give {them} a part in columns, or say that "
                 f"{they} left out: ignore = {json.dumps(telling, ensure_ascii=False)}"
+                + _of_scores(telling)
             )
         self.unused += [name for name in unused if name not in self.unused]
         for role, paths in columns.paths().items():
@@ -93,13 +102,32 @@ class ColumnLayout:
         return reasons
 
     def tell_unused(self, name: str) -> None:
-        """Warn of the columns of the source ``name`` that play no part."""
-        if self.unused and distributed.is_main():
+        """Warn of the columns of the source ``name`` that play no part, and of rows left out."""
+        if not distributed.is_main():
+            return
+        if self.unpaired:
+            warnings.warn(
+                f"{name}: {self.unpaired:,} rows that score below negative_below are left out, "
+                "since no row with their query scores higher, or one with the same texts does",
+                stacklevel=2,
+            )
+        if self.unused:
             warnings.warn(
                 f"{name}: nothing uses the columns {_quoted(self.unused)}: give them a part in "
                 "columns, or list them in ignore",
                 stacklevel=2,
             )
+
+
+def _of_scores(names: Sequence[str]) -> str:
+    """Say what else may be done with a column of scores, if there is one among ``names``."""
+    score = next((name for name in names if fold(name).startswith(SCORE_LIKE)), None)
+    if score is None:
+        return ""
+    return (
+        f'. For objective.kind = "cosent" or negative_below, set columns.score = "{score}"; a '
+        f'filter such as "{score} > 4" keeps the pairs that match'
+    )
 
 
 def _starts(parts: Mapping[str, Sequence[str]], names: Sequence[str]) -> set[str]:

@@ -144,7 +144,7 @@ class Records(RowSource):
     @property
     def has_scores(self) -> bool:
         """Whether every row has a score."""
-        return self.description.columns.score is not None
+        return self.description.has_scores
 
 
 def open_records(manifest: Manifest | str | Path, split: Split = "train") -> Records:
@@ -162,11 +162,16 @@ def open_records(manifest: Manifest | str | Path, split: Split = "train") -> Rec
     with errors_named(manifest.name):
         opened = open_source.opened(manifest.source)
     making = manifest.model_dump(
-        include={"columns", "ignore", "filter", "drop_empty", "deduplicate", "same_label"}
+        include={
+            *("columns", "ignore", "filter", "drop_empty", "deduplicate", "same_label"),
+            "negative_below",
+        }
     )
     if manifest.columns.score is None:
         # Keys of sources without scores stay as they were before there were scores.
         del making["columns"]["score"]
+    if manifest.negative_below is None:
+        del making["negative_below"]
     if opened.knows_text_alone:
         # Formerly, a list that a cell spells was read as one text.
         making["lists"] = "json"
@@ -191,7 +196,7 @@ def _write(
 ) -> ColumnLayout:
     """Fill ``folder`` with one table for each split, and with the layout, which is returned."""
     layout = ColumnLayout()
-    scored = description.columns.score is not None
+    scored = description.has_scores
     with errors_named(name), ExitStack() as stack:
         writers = {
             split: stack.enter_context(TableWriter(folder / f"{split}.arrow", scored=scored))
@@ -199,5 +204,5 @@ def _write(
         }
         for pair in from_rows.pairs(streams, description, layout):
             writers["held_out" if pair.held_out else "train"].add(pair)
-    (folder / _LAYOUT).write_text(json.dumps(vars(layout)))
+    (folder / _LAYOUT).write_text(json.dumps(layout.stored()))
     return layout

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedkit import rng
-from embedkit.data.pairs.from_rows import Pair
+from embedkit.data.pairs.pair import Pair
 from embedkit.storage.hashing import sha256_of_json
 
 _SCHEMA = pa.schema(
