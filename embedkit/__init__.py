@@ -23,6 +23,7 @@ __all__ = [
     "Records",
     "Texts",
     "UserError",
+    "blend",
     "cluster",
     "compare",
     "estimate",

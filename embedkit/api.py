@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from embedkit.evaluation.mteb.task_selection import write_held_out_tasks
     from embedkit.evaluation.perplexity.pseudo_perplexity import evaluate_perplexity
     from embedkit.evaluation.summary import EvaluationInterrupted
+    from embedkit.finetuning.blend import blend, parse_shares
     from embedkit.finetuning.mixture import sampling_shares
     from embedkit.finetuning.show_batch import texts_of_step
     from embedkit.mining.mine_source import mine
@@ -80,6 +81,8 @@ _HOMES = {
     "verify": "evaluation.evaluate",
     "evaluate_perplexity": "evaluation.perplexity.pseudo_perplexity",
     "write_held_out_tasks": "evaluation.mteb.task_selection",
+    "blend": "finetuning.blend",
+    "parse_shares": "finetuning.blend",
     "sampling_shares": "finetuning.mixture",
     "texts_of_step": "finetuning.show_batch",
     "mine": "mining.mine_source",

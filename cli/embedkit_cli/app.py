@@ -14,6 +14,7 @@ import typer
 from embedkit import api
 from embedkit.errors import UserError
 from embedkit_cli import data, recipes
+from embedkit_cli.blend import blend
 from embedkit_cli.cluster import cluster
 from embedkit_cli.command_line import Commands
 from embedkit_cli.compare import compare
@@ -128,7 +129,7 @@ def finetune(
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(mine, cluster, eval_mteb, eval_perplexity, compare, failures, export),
+    *(mine, cluster, eval_mteb, eval_perplexity, compare, failures, export, blend),
     *(recipes.recipes, recipes.show, recipes.batch, recipes.explain, recipes.schema),
 )
 for command in _COMMANDS:

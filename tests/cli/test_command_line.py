@@ -48,7 +48,17 @@ def test_help_lists_the_commands_in_the_order_of_the_work(words: list[str]) -> N
     listed = re.findall(r"^│ ([a-z][a-z-]+)  ", result.output, flags=re.M)
     assert listed == [
         *("data", "pretrain", "finetune", "mine", "cluster", "eval-mteb", "eval-perplexity"),
-        *("compare", "failures", "export", "recipes", "show", "batch", "explain", "schema"),
+        *(
+            "compare",
+            "failures",
+            "export",
+            "blend",
+            "recipes",
+            "show",
+            "batch",
+            "explain",
+            "schema",
+        ),
     ]
 
 
