@@ -116,7 +116,7 @@ def test_a_column_that_reads_like_a_part_of_training_is_used_or_refused(
     row = {**PAIR, "l": 1, name: "x"}
     told = (
         rf"^rows: rows\.jsonl, line 1: nothing uses '{name}': give it a part in columns, or say "
-        rf"that it is left out: ignore = \[\"{name}\"\]$"
+        rf"that it is left out: ignore = \[\"{name}\"\]($|\. For objective\.kind = )"
     )
     path = written(tmp_path, [row])
     with pytest.raises(DataError, match=told):
