@@ -111,9 +111,12 @@ def embedkit_steps(
         def takes_long(self, _done: int) -> bool:
             return False
 
-        def after_step(self, _done: int, _stop: Stop) -> None:
+        def after_step(self, _done: int, _stop: Stop) -> bool:
             wait(device)
             ends.append(time.perf_counter())
+            return False
+
+        def best_step(self) -> None: ...
 
     job = TrainingJob[ContrastiveBatch](
         recipe=recipe,

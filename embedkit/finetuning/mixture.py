@@ -9,6 +9,7 @@ from embedkit.data.batch_sampler import BatchSampler, Source, alpha_weights, ste
 from embedkit.data.batch_table import BatchTable
 from embedkit.data.manifests.manifest import Manifest, load_manifest
 from embedkit.data.pairs.records import Records, open_records
+from embedkit.data.pairs.validation_rows import divided
 from embedkit.errors import ArgumentError, DataError, UserError, repeated
 from embedkit.recipe import Recipe
 from embedkit.recipe.training_settings import manifests_of, weights_of
@@ -25,6 +26,8 @@ class Mixture:
     """Manifests of the sources, except for those given as ``Records``."""
     table: BatchTable | None = None
     """The recipe's ``data.batch_table``, once it is opened."""
+    validation: tuple[Records, ...] = ()
+    """The sources' rows that the run is validated on, which none of ``records`` has."""
 
     @property
     def shares(self) -> list[float]:
@@ -35,18 +38,19 @@ class Mixture:
     def fingerprints(self) -> dict[str, str]:
         """Hashes of the content of each source, and of the batch table."""
         table = {} if self.table is None else {"batch table": self.table.hash}
-        return {records.name: records.fingerprint for records in self.records} | table
+        validation = {f"validation: {each.name}": each.fingerprint for each in self.validation}
+        return {records.name: records.fingerprint for records in self.records} | table | validation
 
 
 def open_mixture(recipe: Recipe, given: Mapping[str, Records] | None = None) -> Mixture:
     """Open every source of the recipe; a key of ``given`` stands in for a manifest of that name.
 
     Raises:
-        DataError: a source cannot be read.
+        DataError: a source cannot be read, or ``validation.share`` holds out no row.
         UserError: ``given`` has a source that the recipe does not mention, or two sources would
             have one name.
     """
-    given = given or {}
+    given, held_out = given or {}, recipe.validation
     names = manifests_of(recipe.data.mix, given)
     manifests = {name: load_manifest(name) for name in names if name not in given}
     records = tuple(
@@ -55,12 +59,17 @@ def open_mixture(recipe: Recipe, given: Mapping[str, Records] | None = None) -> 
     )
     if twice := repeated([source.name for source in records]):
         raise UserError(f"data.mix: two sources are called {', '.join(twice)}; rename one")
+    validation: tuple[Records, ...] = ()
+    if held_out is not None and held_out.share is not None:
+        records, validation = divided(records, held_out.share)
+    elif held_out is not None and held_out.records is not None:
+        validation = (open_records(held_out.records),)
     sources = tuple(
         Source(source.name, len(source), batch_size_of(source.batch_size, recipe))
         for source in records
     )
     weights = weights_of(recipe.data.mix) or alpha_weights(sources, recipe.data.alpha)
-    return Mixture(records, sources, weights, tuple(manifests.values()))
+    return Mixture(records, sources, weights, tuple(manifests.values()), validation=validation)
 
 
 def batch_size_of(own: int | None, recipe: Recipe) -> int:

@@ -13,6 +13,7 @@ from embedkit.evaluation.tables import as_block, as_code, as_markdown, as_prose
 from embedkit.finetuning.card_metadata import front_matter
 from embedkit.finetuning.mixture import Mixture
 from embedkit.finetuning.model import undecided_sides
+from embedkit.finetuning.validator import Best
 from embedkit.models.embedder import Embedder
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.head import Projection
@@ -64,7 +65,7 @@ _CARD = """\
 
 # {title}
 
-An embedding model of {width} dimensions: {base}, fine-tuned for {steps} steps with embedkit.
+An embedding model of {width} dimensions: {base}, fine-tuned for {steps} with embedkit.
 
 ```python
 {use}```
@@ -89,6 +90,7 @@ def model_card(
     model: EmbeddingModel,
     recipe: Recipe,
     mixture: Mixture,
+    best: Best | None,
     before: Summary | None,
     after: Summary | None,
 ) -> str:
@@ -130,7 +132,7 @@ def model_card(
         title=as_prose(name),
         width=model.width,
         use=use,
-        steps=recipe.steps,
+        steps=_steps(recipe, best),
         vectors=vectors,
         max_tokens=model.max_tokens,
         widths=widths,
@@ -139,6 +141,16 @@ def model_card(
         data=data,
         recipe=as_block(tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True)), "toml"),
         scores=scores,
+    )
+
+
+def _steps(recipe: Recipe, best: Best | None) -> str:
+    """Return how many steps the weights were trained for, and by what they were chosen."""
+    if best is None:
+        return f"{recipe.steps} steps"
+    return (
+        f"{best.step} of {best.last_step} steps (the best of {best.measured} by "
+        f"{best.metric} on validation data, {best.value:.4f})"
     )
 
 

@@ -30,6 +30,7 @@ from embedkit.finetuning.mixture import (
 from embedkit.finetuning.model_card import model_card
 from embedkit.finetuning.negatives import check_negatives, remarks_on_negatives
 from embedkit.finetuning.overview import overview, remarks, remarks_on_prompts
+from embedkit.finetuning.validator import Validator, described
 from embedkit.models import lora, precision
 from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.pooling import identity_of_pooling
@@ -92,7 +93,11 @@ def prepare(
     on_negatives = remarks_on_negatives(recipe, mixture)
     for remark in filter(None, (unit_norm, *remarks(recipe), *on_negatives, *on_prompts)):
         show(f"note: {remark}")
-    evaluator = Evaluator(recipe.evaluation, folder / "eval", model, mixture)
+    validator = None
+    if recipe.validation is not None:
+        validator = Validator(recipe, model, mixture, folder)
+        show(described(mixture, recipe.validation))
+    evaluator = Evaluator(recipe.evaluation, folder / "eval", model, mixture, validator)
     return TrainingJob(
         recipe=recipe,
         facts=facts,
@@ -112,14 +117,21 @@ def _finish(
     evaluator: Evaluator,
     stop: Stop,
 ) -> bool:
+    best = None
+    if evaluator.validator is not None:
+        best = evaluator.validator.choose(stop)
+        if best is None:
+            return False
     # Adapters are merged first, so that the model evaluated is the model exported.
     lora.merge(model)
     # The model is exported before its evaluation, which may fail.
     exported, card = (
         folder / "model",
-        partial(model_card, folder.resolve().name, model, recipe, mixture),
+        partial(model_card, folder.resolve().name, model, recipe, mixture, best),
     )
     distributed.on_main(lambda: model.save(exported, card=card(None, None)))
+    if best is not None:
+        show(f"exported: {best}")
     show(f"model: {exported}")
     before, after = evaluator.after(stop)
     if after is None:
@@ -143,7 +155,7 @@ def _command_to_score(folder: Path) -> str:
 def _check_scores(recipe: Recipe, mixture: Mixture) -> None:
     """Verify that sources have scores if and only if the loss uses them, and negatives only if."""
     kind, needs = recipe.objective.kind, recipe.objective.needs
-    for records in mixture.records:
+    for records in (*mixture.records, *mixture.validation):
         if needs.scores and not records.has_scores:
             raise DataError(
                 f'source {records.name}: has no scores, and objective.kind = "{kind}" goes by '

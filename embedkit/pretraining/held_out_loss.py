@@ -41,11 +41,15 @@ class HeldOutLosses:
         """Return that a measurement is quicker than a checkpoint: it needs no gradients."""
         return False
 
-    def after_step(self, done: int, _stop: Stop) -> None:
-        """Measure the model after ``done`` steps, if a measurement is due."""
+    def after_step(self, done: int, _stop: Stop) -> bool:
+        """Measure the model after ``done`` steps, if a measurement is due; training goes on."""
         every = self.recipe.held_out.every
         if every and done % every == 0:
             self._measure(done)
+        return False
+
+    def best_step(self) -> None:
+        """Return no step: pretraining exports the last one."""
 
     def after(self) -> None:
         """Measure the trained model, and print its loss beside that of guessing by frequency."""

@@ -27,3 +27,4 @@ from embedkit.recipe.pair_objectives import (
 )
 from embedkit.recipe.pretrain_recipe import Architecture, MaskedLM, PretrainRecipe, TextData
 from embedkit.recipe.training_settings import Logging, Mix, Optim, RecipeT, Training
+from embedkit.recipe.validation_settings import Validation

@@ -12,6 +12,7 @@ from embedkit.recipe.contextual_config import ContextualConfig
 from embedkit.recipe.evaluation_settings import Evaluation
 from embedkit.recipe.pair_objectives import AnyPairObjective, Contrastive, InfoNCE, section_of
 from embedkit.recipe.training_settings import Mix, Training, weights_of
+from embedkit.recipe.validation_settings import Validation
 
 POOLINGS = "embedkit.poolings"
 """Entry point group in which other distributions register poolings."""
@@ -145,6 +146,9 @@ class Recipe(Training):
     """The loss that training minimizes."""
     context: ContextualConfig | None = None
     """Settings of the two stages, for ``objective.kind = "contextual"`` alone."""
+    validation: Validation | None = None
+    """Held-out pairs, by which the best step is found and exported. If unset, the last step is
+    exported."""
     evaluation: Evaluation = Evaluation()
     """Tasks that the run is evaluated on, and the steps at which it is."""
 
@@ -207,6 +211,23 @@ class Recipe(Training):
             raise ValueError(
                 f"embedder.include_prompt = {pooled}, but context.include_prompt = {other}: set "
                 "both alike, or leave the first out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _measurable(self) -> Self:
+        validation = self.validation
+        if validation is None:
+            return self
+        if validation.share is not None and self.data.batch_table is not None:
+            raise ValueError(
+                "validation.share takes rows out of the sources, and data.batch_table is made of "
+                "all of them: name other pairs in validation.records"
+            )
+        if validation.metric == "ndcg_at_10" and self.objective.needs.scores:
+            raise ValueError(
+                f'objective.kind = "{self.objective.kind}" goes by scores of pairs, which are no '
+                'queries with answers to be found: set validation.metric = "loss"'
             )
         return self
 

@@ -87,16 +87,25 @@ def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return load_file(checkpoint.folder / _WEIGHTS)
 
 
-def save(root: Path, step: int, state: State, facts: Mapping[str, Any], *, keep: int) -> Path:
+def save(
+    root: Path,
+    step: int,
+    state: State,
+    facts: Mapping[str, Any],
+    *,
+    keep: int,
+    best: int | None = None,
+) -> Path:
     """Write a checkpoint after ``step`` steps, as ``root/step-000500``, and delete old ones.
 
-    The newest ``keep`` checkpoints up to this step stay, this one included. All files are flushed
+    The newest ``keep`` checkpoints up to this step stay, this one included, and so does that of the
+    step ``best``. All files are flushed
     to disk before the folder gets its name, so that a crash at any moment leaves either the whole
     checkpoint or none.
     """
     for left in root.glob(".step-*.tmp"):
         shutil.rmtree(left)
-    final = root / f"step-{step:06d}"
+    final = folder_of(root, step)
     aside = root / f".{final.name}.tmp"
     aside.mkdir(parents=True)
     save_file(dict(state.weights), aside / _WEIGHTS)
@@ -111,9 +120,16 @@ def save(root: Path, step: int, state: State, facts: Mapping[str, Any], *, keep:
     aside.rename(final)
     sync(root)
     folders = _folders(root)
+    stays = None if best is None else folder_of(root, best)
     for old in folders[: folders.index(final) + 1][:-keep]:
-        shutil.rmtree(old)
+        if old != stays:
+            shutil.rmtree(old)
     return final
+
+
+def folder_of(root: Path, step: int) -> Path:
+    """Return the folder of the checkpoint after ``step`` steps."""
+    return root / f"step-{step:06d}"
 
 
 def newest(root: Path) -> tuple[Checkpoint | None, Sequence[BrokenCheckpointError]]:
@@ -180,22 +196,26 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
 
     The model may be sharded or not, over any number of ranks, however it was when saved.
     """
-    weights = read_weights(checkpoint)
     moments: dict[str, dict[str, Tensor]] = {}
     for full_name, tensor in load_file(checkpoint.folder / _MOMENTS).items():
         name, _, moment = full_name.rpartition("/")
         moments.setdefault(name, {})[moment] = tensor
     if sharding.is_sharded(model):
-        sharding.restore(model, optimizer, weights, moments)
+        sharding.restore(model, optimizer, read_weights(checkpoint), moments)
         return
-    lacking, unknown = model.load_state_dict(weights, strict=False)
-    assert set(lacking) == _frozen(model), lacking
-    assert not unknown, unknown
+    load_weights(checkpoint, model)
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
     for name, values in moments.items():
         parameter = parameters[name]
         optimizer.state[parameter] = {key: t.to(parameter.device) for key, t in values.items()}
+
+
+def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Load the checkpoint's weights alone into a model of the same run that is not sharded."""
+    lacking, unknown = model.load_state_dict(read_weights(checkpoint), strict=False)
+    assert set(lacking) == _frozen(model), lacking
+    assert not unknown, unknown
 
 
 def _frozen(model: nn.Module) -> set[str]:

@@ -51,5 +51,12 @@ class Evaluator(Protocol):
     def takes_long(self, done: int) -> bool:
         """Return whether a checkpoint is worth its time before ``after_step(done)``."""
 
-    def after_step(self, done: int, stop: Stop) -> None:
-        """Measure the model after ``done`` steps, if an evaluation is due."""
+    def after_step(self, done: int, stop: Stop) -> bool:
+        """Measure the model after ``done`` steps, if an evaluation is due.
+
+        Return whether training is over, which is the same on every rank.
+        """
+        ...
+
+    def best_step(self) -> int | None:
+        """Return the step whose checkpoint has to stay on disk, if there is one."""

@@ -18,11 +18,19 @@ from embedkit.storage.folders import check_replaceable, set_aside
 from embedkit.storage.versions import STACK, versions_of
 from embedkit.training import checkpoint
 
-_INERT = "data.workers", "data.batch_table", "logging.", "checkpoints.", "evaluation.", "held_out."
+_INERT = (
+    "data.workers",
+    "data.batch_table",
+    "logging.",
+    "checkpoints.",
+    "evaluation.",
+    "held_out.",
+    "validation.patience",
+)
 """Recipe keys that do not affect training, so that a resumed run may change them. The content of a
 batch table is compared by its hash among the sources, so that its path may change."""
 
-_FILES = ("recipe.toml", "run.json", "metrics.jsonl", "held_out.jsonl")
+_FILES = ("recipe.toml", "run.json", "metrics.jsonl", "held_out.jsonl", "validation.jsonl")
 _FOLDERS = ("checkpoints", "model", "eval", "tensorboard", "wandb")
 _ENTRIES = {*_FILES, *(aside_of(Path(name)).name for name in _FILES), *_FOLDERS}
 """Names of the files and folders that a run writes into its folder."""

@@ -104,10 +104,9 @@ def run_training(
                 job.evaluator.before(start, stop)
                 if distributed.any_rank(stop(), device):
                     raise Interrupted(start)
-                trainer.fit(start, stop)
+                done = trainer.fit(start, stop)
             if not job.finish(stop):
-                assert job.recipe.steps is not None
-                raise Interrupted(job.recipe.steps)
+                raise Interrupted(done)
     return path / "model"
 
 
@@ -151,15 +150,18 @@ class Trainer(Generic[BatchT]):
         show(f"resuming after step {newest.step}")
         return newest.step
 
-    def fit(self, start: int = 0, stop: Stop = lambda: False) -> None:
-        """Train from step ``start`` to the last step of the recipe.
+    def fit(self, start: int = 0, stop: Stop = lambda: False) -> int:
+        """Train from step ``start`` to the last one of the recipe, or until the evaluator ends it.
+
+        Returns:
+            The number of steps done.
 
         Raises:
             Interrupted: ``stop`` returned true, and a checkpoint was written.
         """
-        if 0 < start < self._steps:
-            # A run that was stopped or killed after its checkpoint has not evaluated yet.
-            self._evaluate(start, stop)
+        # A run that was stopped or killed after its checkpoint has not evaluated yet.
+        if 0 < start < self._steps and self._evaluate(start, stop):
+            return start
         per_step = self._recipe.optim.gradient_accumulation_steps
         numbers = range(start * per_step, self._steps * per_step)
         stream = self._batches(numbers)
@@ -184,13 +186,19 @@ class Trainer(Generic[BatchT]):
                     break
                 if stopping:
                     raise Interrupted(done)
-                self._evaluate(done, stop)
+                if self._evaluate(done, stop):
+                    return done
+        return self._steps
 
-    def _evaluate(self, done: int, stop: Stop) -> None:
-        """Have the model evaluated, if it is due, after the checkpoint of a long evaluation."""
-        self._evaluator.after_step(done, stop)
+    def _evaluate(self, done: int, stop: Stop) -> bool:
+        """Have the model evaluated, if it is due, after the checkpoint of a long evaluation.
+
+        Return whether training is over.
+        """
+        over = self._evaluator.after_step(done, stop)
         if self._evaluator.takes_long(done) and distributed.any_rank(stop(), self._device):
             raise Interrupted(done)
+        return over
 
     def _step(self, step: int, stream: Iterator[BatchT]) -> tuple[str, dict[str, Any]]:
         optim = self._recipe.optim
@@ -242,5 +250,6 @@ class Trainer(Generic[BatchT]):
         keep = self._recipe.checkpoints.keep
         if distributed.is_main():
             root = self._folder / "checkpoints"
-            checkpoint.save(root, done, state, self._facts, keep=keep)
+            best = self._evaluator.best_step()
+            checkpoint.save(root, done, state, self._facts, keep=keep, best=best)
         distributed.barrier()

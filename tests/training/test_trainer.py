@@ -53,18 +53,29 @@ class LeastSquares:
 class Noting:
     """An evaluator that notes after which steps it is called."""
 
-    def __init__(self, long: Sequence[int] = (), during: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        long: Sequence[int] = (),
+        during: Callable[[], None] = lambda: None,
+        *,
+        last: int | None = None,
+        best: int | None = None,
+    ) -> None:
         self.called: list[int] = []
-        self._long, self._during = long, during
+        self._long, self._during, self._last, self._best = long, during, last, best
 
     def before(self, start: int, stop: Stop) -> None: ...
 
     def takes_long(self, done: int) -> bool:
         return done in self._long
 
-    def after_step(self, done: int, _stop: Stop) -> None:
+    def after_step(self, done: int, _stop: Stop) -> bool:
         self.called.append(done)
         self._during()
+        return done == self._last
+
+    def best_step(self) -> int | None:
+        return self._best
 
 
 def linear() -> nn.Linear:

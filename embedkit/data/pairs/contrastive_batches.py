@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed, rng
-from embedkit.data.batch_sampler import BatchSampler
+from embedkit.data.batch_sampler import BatchRows, BatchSampler
 from embedkit.data.pairs.lengths import limits_of
 from embedkit.data.pairs.records import Record, Records
 from embedkit.data.vector_store import VectorStore
@@ -78,7 +78,7 @@ class Batches(Dataset[ContrastiveBatch]):
 
     def __init__(
         self,
-        sampler: BatchSampler,
+        sampler: BatchSampler | Sequence[BatchRows],
         records: Sequence[Records],
         tokenizer: PreTrainedTokenizerBase,
         data: Data,

@@ -75,6 +75,10 @@ class Records(RowSource):
         """Return the same rows under another name."""
         return type(self)(name, self.table, self.description, self.layout)
 
+    def reading(self, table: Table) -> Self:
+        """Return the same source with the rows of another table, such as a part of its own."""
+        return type(self)(self.name, table, self.description, self.layout)
+
     def __len__(self) -> int:
         return len(self.table)
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from embedkit import rng
 from embedkit.data.pairs.pair import Pair
@@ -121,6 +122,11 @@ class Table:
         lengths = (pc.list_value_length(batch.column("negatives")) for batch in batches)
         return max(pc.max(each).as_py() or 0 for each in lengths)
 
+    def _scan_by_row(self, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """Yield what ``scan`` does, for a table that has some of the rows of its file."""
+        for first in range(0, len(self), _BATCH):
+            yield from self.take(range(first, min(first + _BATCH, len(self))), columns)
+
     def _stored(self, row: int) -> int:
         """Return the row's number in the file."""
         return row
@@ -146,11 +152,47 @@ class Sample(Table):
         self._arguments = path, size, seed
 
     def scan(self, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        for first in range(0, len(self), _BATCH):
-            yield from self.take(range(first, min(first + _BATCH, len(self))), columns)
+        yield from self._scan_by_row(columns)
 
     def _stored(self, row: int) -> int:
         return int(self._drawn[row])
 
     def __reduce__(self) -> tuple[type[Table], tuple[Any, ...]]:
         return Sample, self._arguments
+
+
+class Part(Table):
+    """Some rows of a table or sample, in their order there: those listed, or all the others.
+
+    Args:
+        whole: table that has the rows.
+        rows: numbers of rows of ``whole``, in rising order.
+        listed: whether the part has these rows, or all but these.
+    """
+
+    def __init__(self, whole: Table, rows: NDArray[np.int64], *, listed: bool) -> None:
+        super().__init__(whole.path)
+        self._arguments = whole, rows, listed
+        self._whole, self._rows, self._listed = whole, rows, listed
+        # The others are numbered without a list of them: each is as far on as rows are left out.
+        self._gaps = rows - np.arange(len(rows))
+        size = len(rows) if listed else len(whole) - len(rows)
+        digest = hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()
+        content = sha256_of_json([whole.facts.content, digest, listed])
+        self.facts = replace(whole.facts, rows=size, content=content)
+
+    def scan(self, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        yield from self._scan_by_row(columns)
+
+    def _stored(self, row: int) -> int:
+        if self._listed:
+            return self._whole._stored(int(self._rows[row]))
+        return self._whole._stored(row + int(np.searchsorted(self._gaps, row, side="right")))
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return _part, self._arguments
+
+
+def _part(whole: Table, rows: NDArray[np.int64], listed: bool) -> Part:
+    """Open a part again from its pickle."""
+    return Part(whole, rows, listed=listed)
