@@ -53,7 +53,9 @@ def exported(run: Path) -> dict[str, torch.Tensor]:
 def outcome(run: Path) -> tuple[object, ...]:
     """What must not depend on where a run was killed."""
     weights = {name: tensor.numpy().tobytes() for name, tensor in exported(run).items()}
+    # The card is named after the run.
     card = (run / "model" / "README.md").read_text()
+    card = card.replace(f"model_name: {run.name}\n", "").replace(f"# {run.name}\n", "")
     return state_of(run), metrics_of(run), lines_of(run), weights, card, checkpoints_of(run)
 
 
