@@ -34,6 +34,7 @@ __all__ = [
     "finetune",
     "format_comparison",
     "format_failures",
+    "inspect",
     "load",
     "load_pretrain_recipe",
     "load_recipe",

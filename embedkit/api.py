@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from embedkit.data.batch_table import BatchTable
+    from embedkit.data.inspect_data import Inspection
     from embedkit.data.inspect_sources import SourceCheck, shipped_sources
     from embedkit.data.manifests.hub_lock import lock_sources
     from embedkit.data.pairs.records import Records
@@ -229,6 +230,33 @@ def describe_source(name: str, *, model: str = "starter") -> Iterator[Table]:
     from embedkit.models.hub import load_tokenizer
 
     return describe(name, load_tokenizer(model), model)
+
+
+def inspect(
+    data: str | Path,
+    *,
+    columns: Mapping[str, str | Sequence[str]] | None = None,
+    ignore: Sequence[str] = (),
+    model: str = "starter",
+) -> Inspection:
+    """Read pairs of your own, and say what each column became and what is odd about the rows.
+
+    Args:
+        data: a file, a folder of files or one that ``datasets`` saved, or ``org/name`` of the hub.
+        columns: columns that are not to be recognised by their names, by their parts.
+        ignore: names of columns that play no part.
+        model: model whose tokenizer counts the tokens.
+
+    Returns:
+        The inspection: as text it is one line; ``tables()`` yields tables for a rich console.
+
+    Raises:
+        UserError: the data cannot be read, or two columns could play one part.
+    """
+    from embedkit.data.inspect_data import inspect
+    from embedkit.models.hub import load_tokenizer
+
+    return inspect(data, load_tokenizer(model), model, columns=columns, ignore=ignore)
 
 
 def check_sources(

@@ -21,6 +21,7 @@ from embedkit_cli.compare import compare
 from embedkit_cli.evaluate import eval_mteb
 from embedkit_cli.export import export
 from embedkit_cli.failures import failures
+from embedkit_cli.inspect import inspect
 from embedkit_cli.interruption import print_how_to_resume
 from embedkit_cli.mine import mine
 from embedkit_cli.options import Overrides, RecipeName, is_main
@@ -77,6 +78,9 @@ def root(
     ] = False,
 ) -> None:
     """Train and evaluate text embedding models, from raw text to a measured model."""
+
+
+app.command()(inspect)
 
 
 @app.command()

@@ -86,6 +86,8 @@ def prepare(
         batches_per_rank=recipe.batches_per_rank,
         vectors=[table[source.name].vectors for source in mixture.sources] if table else [],
     )
+    for records in mixture.records:
+        show(records.summary)
     distributed.on_main(lambda: show(overview(recipe, mixture, sampler, model, chosen)))
     if within_reach:
         show(within_reach)

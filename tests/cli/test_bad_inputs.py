@@ -122,7 +122,7 @@ BAD = {
     "unused_negatives": Bad(
         (
             "pairs: pairs.jsonl, line 21: nothing uses 'Score': give it a part in ",
-            'ignore = ["negs", "Score"]',
+            'ignore = ["Score"]',
         ),
         files=rows({**ROW, "negs": ["a wrong answer"], "Score": 3}),
     ),

@@ -47,18 +47,9 @@ def test_help_lists_the_commands_in_the_order_of_the_work(words: list[str]) -> N
     assert result.exit_code == 0
     listed = re.findall(r"^│ ([a-z][a-z-]+)  ", result.output, flags=re.M)
     assert listed == [
-        *("data", "pretrain", "finetune", "mine", "cluster", "eval-mteb", "eval-perplexity"),
-        *(
-            "compare",
-            "failures",
-            "export",
-            "blend",
-            "recipes",
-            "show",
-            "batch",
-            "explain",
-            "schema",
-        ),
+        *("data", "inspect", "pretrain", "finetune", "mine", "cluster"),
+        *("eval-mteb", "eval-perplexity", "compare", "failures", "export", "blend"),
+        *("recipes", "show", "batch", "explain", "schema"),
     ]
 
 

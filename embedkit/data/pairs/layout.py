@@ -20,6 +20,8 @@ from embedkit.data.pairs.recognition import (
 )
 from embedkit.errors import DataError
 
+_BY_LABEL = "another text of the label"
+
 
 @dataclass
 class ColumnLayout:
@@ -98,7 +100,7 @@ class ColumnLayout:
             for part, paths in self.columns.items()
         }
         if description.same_label:
-            reasons["positive"] = "another text of the label"
+            reasons["positive"] = _BY_LABEL
         return reasons
 
     def tell_unused(self, name: str) -> None:
@@ -128,6 +130,21 @@ def _of_scores(names: Sequence[str]) -> str:
         f'. For objective.kind = "cosent" or negative_below, set columns.score = "{score}"; a '
         f'filter such as "{score} > 4" keeps the pairs that match'
     )
+
+
+def one_line(
+    name: str,
+    parts: Mapping[str, Sequence[str]],
+    unused: Sequence[str],
+    rows: int,
+    *,
+    same_label: bool,
+) -> str:
+    """Say which column of a source became which part, what is unused, and how many rows it has."""
+    parts = {**parts, "positive": [_BY_LABEL]} if same_label else parts
+    played = ", ".join(f"{part} <- {' + '.join(paths)}" for part, paths in parts.items() if paths)
+    left_out = f"; unused: {', '.join(unused)}" if unused else ""
+    return f"{name}: {played}{left_out}; {rows:,} rows"
 
 
 def _starts(parts: Mapping[str, Sequence[str]], names: Sequence[str]) -> set[str]:

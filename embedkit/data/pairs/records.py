@@ -16,7 +16,7 @@ from embedkit.data.concepts import Split, held_out_share, splits
 from embedkit.data.manifests.manifest import Description, Manifest, Options, Prompts, load_manifest
 from embedkit.data.manifests.sources import HubSource
 from embedkit.data.pairs import from_rows
-from embedkit.data.pairs.layout import ColumnLayout
+from embedkit.data.pairs.layout import ColumnLayout, one_line
 from embedkit.data.pairs.table import Sample, Table, TableWriter
 from embedkit.data.sources import open_source
 from embedkit.data.sources.rows import RowSource, RowStream, errors_named
@@ -116,6 +116,13 @@ class Records(RowSource):
             **self.description.model_dump(include={"prompts", *limits}),
         }
         return sha256_of_json(facts)
+
+    @property
+    def summary(self) -> str:
+        """Which column became which part, what is unused, and the number of rows, in one line."""
+        same_label = self.description.same_label is not None
+        layout = self.layout
+        return one_line(self.name, layout.columns, layout.unused, len(self), same_label=same_label)
 
     @property
     def license(self) -> str:
