@@ -32,7 +32,7 @@ def test_low_pairs_become_negatives_of_their_query_and_the_rest_is_told() -> Non
         records = Records.from_rows(ROWS, **OPTIONS)
     assert records.take(range(len(records))) == EXPECTED
     assert not records.has_scores
-    assert records.negatives_per_query == 1
+    assert records.negatives_given == 3
 
 
 def test_a_manifest_says_so_each_time_it_is_opened(tmp_path: Path) -> None:
