@@ -36,6 +36,7 @@ from embedkit.recipe import (
     show_recipes,
 )
 from embedkit.recipe.load_recipes import load_any_recipe, load_pretrain_recipe, load_recipe
+from embedkit.storage.folders import check_writable
 from embedkit.storage.versions import STACK, versions_of
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ def cluster(
 
     Raises:
         UserError: recipe, data, surrogate or options are not as they should be, or ``output``
-            holds something else.
+            cannot be written or holds something else.
     """
     from embedkit import distributed
     from embedkit.clustering import build
@@ -214,6 +215,7 @@ def cluster(
     from embedkit.models.load import one_stage
 
     settings = from_arguments(ClusteringSettings, options)
+    check_writable(Path(output))
     device = distributed.local_device()
     with distributed.group(device):
         mixture = open_mixture(as_recipe(recipe), sources)

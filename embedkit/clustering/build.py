@@ -26,6 +26,7 @@ from embedkit.distributed.progress import say
 from embedkit.errors import UserError
 from embedkit.models.embedder import Embedder
 from embedkit.storage.atomic import aside_of, write_json, write_text, written_aside
+from embedkit.storage.folders import writing_to
 from embedkit.storage.hashing import sha256_of_json
 
 _BEGUN = "begun.json"
@@ -108,7 +109,8 @@ def _begin(output: Path, header: Mapping[str, Any]) -> None:
     left = {aside_of(begun).name}
     if output.exists() and (not output.is_dir() or {path.name for path in output.iterdir()} - left):
         raise UserError(f"{output}: is not empty and holds no batches; choose another --output")
-    output.mkdir(parents=True, exist_ok=True)
+    with writing_to(output):
+        output.mkdir(parents=True, exist_ok=True)
     write_json(begun, now)
 
 

@@ -35,6 +35,7 @@ from embedkit.models.embedding_model import EmbeddingModel
 from embedkit.models.load import computing_in, cutting_at, opened
 from embedkit.recipe import Recipe, as_recipe
 from embedkit.storage import cache
+from embedkit.storage.folders import check_writable
 from embedkit.storage.offline import ask_again
 
 
@@ -59,14 +60,14 @@ def evaluate(
         options: the fields of ``embedkit.EvaluationSettings``, with the defaults they have there.
 
     Raises:
-        UserError: the model or a task does not exist, a task folder is broken, or the model cannot
-            give what an option asks for.
+        UserError: the model or a task does not exist, a task folder is broken, the model cannot
+            give what an option asks for, or ``output`` cannot be written.
         EvaluationInterrupted: Ctrl-C or SIGTERM came while tasks were scored.
     """
-    device = distributed.local_device()
+    device, out = distributed.local_device(), Path(output)
+    check_writable(out)
     with distributed.group(device), StopRequest(_may_end) as request:
         subject, select, settings = _opened(model, tasks, recipe, options)
-        out = Path(output)
         chosen = partial(select, out / "tasks")
         # Libraries swallow a KeyboardInterrupt here and there: the request is looked at again at
         # every batch, and after every task.

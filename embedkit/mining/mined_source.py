@@ -24,7 +24,7 @@ from embedkit.mining.corpus import Corpus
 from embedkit.mining.settings import MiningSettings
 from embedkit.storage import cache
 from embedkit.storage.atomic import write_json
-from embedkit.storage.folders import check_replaceable, recover
+from embedkit.storage.folders import check_replaceable, recover, writing_to
 
 RECORD = "mining.json"
 """File of the result with the plan (source, model and settings), versions and the audit."""
@@ -91,12 +91,8 @@ class OutputFolder:
         Raises:
             UserError: another process works in it.
         """
-        try:
+        with writing_to(self.output):
             self._work.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"{self.output}: cannot be made ({error.strerror}); choose another --output"
-            ) from None
         try:
             with FileLock(self._work / _LOCK, timeout=0):
                 begun = _read(self._work / _PLAN)

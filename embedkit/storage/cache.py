@@ -13,6 +13,7 @@ from filelock import FileLock
 
 from embedkit.errors import DataError
 from embedkit.storage.atomic import sync
+from embedkit.storage.folders import writing_to
 from embedkit.storage.hashing import sha256_of_file, sha256_of_text
 
 _WHOLE = "whole"
@@ -41,7 +42,7 @@ def built(
     folder = root() / kind / key
     if _is_whole(folder, verified):
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    _make(folder.parent)
     with FileLock(folder.with_name(f".{key}.lock")):
         if _is_whole(folder, verified):
             return folder
@@ -71,7 +72,7 @@ def scratch(kind: str) -> Iterator[Path]:
     It is deleted after the block, unless it was published.
     """
     parent = root() / kind
-    parent.mkdir(parents=True, exist_ok=True)
+    _make(parent)
     with TemporaryDirectory(dir=parent, prefix=".scratch-", ignore_cleanup_errors=True) as aside:
         yield Path(aside)
 
@@ -117,6 +118,13 @@ def file_sha256(path: Path) -> str:
         aside.write_text(json.dumps([*state, digest]))
         aside.replace(note)
     return digest
+
+
+def _make(folder: Path) -> None:
+    """Make a folder of the cache, in which files can be written."""
+    remedy = "set EMBEDKIT_CACHE to a folder that can be written"
+    with writing_to(folder, remedy):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _is_whole(folder: Path, verified: Callable[[Path], bool] | None = None) -> bool:

@@ -4,6 +4,7 @@ A folder's marker, ``embedkit.json``, says what the folder holds, and has the SH
 that embedkit wrote there.
 """
 
+import errno
 import glob
 import json
 import os
@@ -24,17 +25,48 @@ Kind = Literal["a model", "mined pairs", "held-out tasks"]
 MARKER = "embedkit.json"
 
 
+@contextmanager
+def writing_to(folder: Path, remedy: str = "choose another --output") -> Iterator[None]:
+    """Report an error of the file system in a block that makes ``folder`` as the user's mistake.
+
+    Raises:
+        UserError: names the folder, the reason and ``remedy``.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror}); {remedy}") from None
+
+
+def check_writable(folder: Path) -> None:
+    """Verify that ``folder`` can be made, or that files can be made in it; leave nothing behind.
+
+    Raises:
+        UserError: they cannot.
+    """
+    with writing_to(folder):
+        if folder.is_dir():
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
+        # Permissions alone do not tell: they allow root to write in /proc, where nobody can.
+        nearest = next(path for path in folder.absolute().parents if path.exists())
+        with tempfile.TemporaryDirectory(prefix=".embedkit-", dir=nearest):
+            pass
+
+
 def check_replaceable(folder: Path, kind: Kind) -> None:
-    """Verify that replacing ``folder`` would lose only what embedkit wrote; change nothing.
+    """Verify that ``folder`` can be written, and that replacing it loses only embedkit's own work.
 
     A folder may be replaced if it is missing or empty, or if its marker says ``kind`` and every
     file in it is as embedkit wrote it.
 
     Raises:
-        UserError: names what a replacement would lose.
+        UserError: the folder cannot be written, or a replacement would lose what is named.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; choose another --output")
+    check_writable(folder)
     files = _files(folder)
     if not files:
         return
@@ -69,7 +101,8 @@ def whole_folder(folder: Path, kind: Kind) -> Iterator[Path]:
         UserError: ``folder`` may not be replaced; see ``check_replaceable``.
     """
     final = folder.resolve()
-    final.parent.mkdir(parents=True, exist_ok=True)
+    with writing_to(folder):
+        final.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{final.name}.embedkit-part-"
     # A killed process leaves its unfinished folder behind.
     for left in final.parent.glob(f"{glob.escape(prefix)}*"):

@@ -14,7 +14,7 @@ from embedkit.errors import UserError
 from embedkit.recipe import Training
 from embedkit.recipe.load_recipes import of_its_kind, with_new_names
 from embedkit.storage.atomic import aside_of, write_json, write_text
-from embedkit.storage.folders import check_replaceable, set_aside
+from embedkit.storage.folders import check_replaceable, check_writable, set_aside, writing_to
 from embedkit.storage.versions import STACK, versions_of
 from embedkit.training import checkpoint
 
@@ -39,14 +39,17 @@ _ENTRIES = {*_FILES, *(aside_of(Path(name)).name for name in _FILES), *_FOLDERS}
 def check(path: Path, *, resume: bool, overwrite: bool) -> None:
     """Verify that ``path`` may become the folder of a run; change nothing.
 
+    It comes before data are read, which may take an hour.
+
     Raises:
-        UserError: the folder is not empty, and neither ``resume`` nor ``overwrite`` is set; or one
+        UserError: the folder cannot be written; it is not empty, and neither ``resume`` nor ``overwrite`` is set; or one
             of them is set, and the folder is not a run; or a user's own files would be lost.
     """
     if resume and overwrite:
         raise UserError("--resume and --overwrite exclude each other")
     if path.exists() and not path.is_dir():
         raise UserError(f"{path}: is a file; choose another --output")
+    check_writable(path)
     is_run = (path / "run.json").is_file()
     if resume and not is_run:
         raise UserError(f"{path}: no run to resume; leave --resume out, or check --output")
@@ -74,16 +77,12 @@ def check(path: Path, *, resume: bool, overwrite: bool) -> None:
 def claim(path: Path, *, resume: bool, overwrite: bool) -> None:
     """Check ``path``, then create it for this run, or replace the run there with ``overwrite``."""
     check(path, resume=resume, overwrite=overwrite)
-    try:
+    with writing_to(path):
         if overwrite:
             with set_aside(path) as new_folder:
                 new_folder.mkdir(parents=True)
         else:
             path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be made ({error.strerror}); choose another --output"
-        ) from None
 
 
 def describe(path: Path, recipe: Training, facts: Mapping[str, Any]) -> None:

@@ -244,7 +244,7 @@ BAD = {
         words=(*FINETUNE[:-1], "pairs.jsonl"),
     ),
     "output_under_a_file": Bad(
-        ("pairs.jsonl/run: cannot be made (Not a directory); choose another --output",),
+        ("pairs.jsonl/run: cannot be written (Not a directory); choose another --output",),
         words=(*FINETUNE[:-1], "pairs.jsonl/run"),
     ),
     "tracker_missing": Bad(

@@ -124,7 +124,7 @@ def test_a_run_that_cannot_be_replaced_stays(
     run = run_with_checkpoint(tmp_path / "run", recipe_with())
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", fail)
-        with pytest.raises(UserError, match=r"run: cannot be made \(No space left on device\)"):
+        with pytest.raises(UserError, match=r"run: cannot be written \(No space left on device\)"):
             run_folder.claim(run, resume=False, overwrite=True)
     assert (run / "checkpoints" / "step-000050").is_dir()
 
@@ -161,7 +161,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="is a file; choose another --output"):
         run_folder.check(tmp_path / "file", resume=False, overwrite=False)
-    with pytest.raises(UserError, match=r"cannot be made \(Not a directory\); choose another"):
+    with pytest.raises(UserError, match=r"cannot be written \(Not a directory\); choose another"):
         run_folder.claim(tmp_path / "file" / "run", resume=False, overwrite=False)
 
 
