@@ -9,6 +9,11 @@ def some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
+def counted(number: int, noun: str) -> str:
+    """Return the number with its noun: ``1 task``, ``2 tasks``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def repeated(names: Sequence[str]) -> list[str]:
     """Return the names that come up more than once, each once and in alphabetical order."""
     return sorted({name for name in names if names.count(name) > 1})

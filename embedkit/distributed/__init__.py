@@ -27,6 +27,7 @@ from embedkit.distributed.ranks import (
     on_main,
     rank,
     reports_first,
+    says_first,
     share_of,
     sum_over_ranks,
     world_size,

@@ -121,12 +121,22 @@ def reports_first(mistake: str) -> bool:
     if store is None:
         return True
     store.add(_FAILED, 1)
-    key = f"embedkit/{hashlib.sha256(mistake.encode()).hexdigest()}"
+    key = _key_of(mistake)
     until = time.monotonic() + (PATIENCE if os.environ["RANK"] != "0" else 0)
     # Polled, since ``store.wait`` prints a warning of torch when it times out.
     while time.monotonic() < until and not store.check([key]):
         time.sleep(0.1)
     return store.add(key, 1) == 1
+
+
+def says_first(remark: str) -> bool:
+    """Record that this rank has a ``remark``, and return whether no other rank had it before."""
+    store = _launcher_store()
+    return store is None or store.add(_key_of(remark), 1) == 1
+
+
+def _key_of(text: str) -> str:
+    return f"embedkit/{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _launcher_store() -> Store | None:

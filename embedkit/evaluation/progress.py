@@ -25,10 +25,15 @@ def progress_of(total: int) -> Progress:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Silence mteb and scikit-learn, and the progress bars of all libraries, while mteb runs."""
-    logger = logging.getLogger("mteb")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    """Silence mteb, scikit-learn and the progress bars of all libraries while mteb runs.
+
+    ``datasets`` hashes the row numbers that are selected, catches a Ctrl-C while it does so, and
+    warns that they cannot be hashed.
+    """
+    loggers = [logging.getLogger(name) for name in ("mteb", "datasets.fingerprint")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with _without_bars(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="mteb")
@@ -36,7 +41,8 @@ def quiet_libraries() -> Iterator[None]:
             warnings.filterwarnings("ignore", module=r"sklearn\.metrics")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager

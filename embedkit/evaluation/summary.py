@@ -10,7 +10,7 @@ from filelock import FileLock
 from pydantic import TypeAdapter
 from rich.table import Column, Table
 
-from embedkit.errors import UserError
+from embedkit.errors import UserError, counted
 from embedkit.evaluation import prompts_used
 from embedkit.evaluation.tables import as_text
 from embedkit.storage.atomic import write_json
@@ -249,7 +249,7 @@ def comparison(before: Summary, after: Summary) -> Table:
     types = _change(old.mean_over_types, new.mean_over_types)
     tasks = _change(old.mean_over_tasks, new.mean_over_tasks)
     table.add_row("mean over types", "", *types)
-    table.add_row(f"mean over {len(shared)} tasks", "", *tasks)
+    table.add_row(f"mean over {counted(len(shared), 'task')}", "", *tasks)
     return table
 
 

@@ -48,11 +48,13 @@ class MiningSettings(DtypeSettings):
     def _fits_together(self) -> Self:
         if self.negatives > self.depth - self.skip:
             raise ValueError(
-                f"negatives {self.negatives} are more than the ranks from skip {self.skip} to "
-                f"depth {self.depth}: raise depth"
+                f"--negatives {self.negatives} are more than the ranks from --skip {self.skip} to "
+                f"--depth {self.depth}; raise --depth"
             )
         if self.search != "faiss-ivf" and (self.lists or self.probes):
-            raise ValueError(f"lists and probes are of faiss-ivf, not of {self.search}")
+            raise ValueError(
+                f"--lists and --probes are of faiss-ivf, not of --search {self.search}"
+            )
         return self
 
 

@@ -58,10 +58,13 @@ def from_pretrained(kind: Any, path: str, model: str, **options: Any) -> Any:
         if options.get("use_safetensors"):
             refuse_pickle(path)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        # What the hub says of an id is beside the point if it is the path of a folder, misspelt.
+        no_folder = "there is no such folder, and as an id of the hub it "
         raise UserError(
-            f"{model}: cannot be loaded: {reason.rstrip('.')}. Pass a folder with config.json and "
-            "model.safetensors, the id of a model on the hub, or starter (embedkit finetune "
-            "--backbone starter); offline, copy $HF_HOME from where the hub can be reached"
+            f"{model}: {'' if Path(path).is_dir() else no_folder}cannot be loaded: "
+            f"{reason.rstrip('.')}. Pass a folder with config.json and model.safetensors, the id "
+            "of a model on the hub, or starter (embedkit finetune --backbone starter); offline, "
+            "copy $HF_HOME from where the hub can be reached"
         ) from None
 
 

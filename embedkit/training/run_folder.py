@@ -42,8 +42,9 @@ def check(path: Path, *, resume: bool, overwrite: bool) -> None:
     It comes before data are read, which may take an hour.
 
     Raises:
-        UserError: the folder cannot be written; it is not empty, and neither ``resume`` nor ``overwrite`` is set; or one
-            of them is set, and the folder is not a run; or a user's own files would be lost.
+        UserError: the folder cannot be written; it is not empty, and neither ``resume`` nor
+            ``overwrite`` is set; one of them is set, and the folder is not a run; or a user's own
+            files would be lost.
     """
     if resume and overwrite:
         raise UserError("--resume and --overwrite exclude each other")

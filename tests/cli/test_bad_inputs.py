@@ -168,12 +168,15 @@ BAD = {
         overrides=("model=package:no-such-package/model",),
     ),
     "model_missing": Bad(
-        ("no/such-model: cannot be loaded: ", "Pass a folder with config.json"),
+        (
+            "no/such-model: there is no such folder, and as an id of the hub it cannot be loaded: ",
+            "Pass a folder with config.json",
+        ),
         overrides=("model=no/such-model",),
     ),
     "no_hub_for_the_model": Bad(
         (
-            "chandar-lab/NeoBERT: cannot be loaded: ",
+            "chandar-lab/NeoBERT: there is no such folder, and as an id of the hub it cannot be ",
             "--backbone starter",
             "a folder with ",
             "HF_HOME",
@@ -273,7 +276,7 @@ BAD = {
         words=("show", "starter", "starter", "starter"),
     ),
     "eval_model_missing": Bad(
-        ("nowhere: cannot be loaded: ",),
+        ("nowhere: there is no such folder, and as an id of the hub it cannot be loaded: ",),
         words=("eval-mteb", "--model", "nowhere", "--tasks", "STS12", "--output", "results"),
     ),
     "eval_nothing": Bad(

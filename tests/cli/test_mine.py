@@ -41,7 +41,7 @@ def test_the_command_prints_the_audit_and_where_the_manifest_is(
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (("--depth", "3"), "error: negatives 5 are more than the ranks from skip 0 to depth"),
+        (("--depth", "3"), "error: --negatives 5 are more than the ranks from --skip 0 to --depth"),
         (
             ("--search", "annoy"),
             "error: --search: 'annoy' is not one of 'torch', 'faiss-flat', 'faiss-ivf'",

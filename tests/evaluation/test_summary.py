@@ -69,7 +69,7 @@ def test_the_means_of_a_comparison_are_over_common_tasks() -> None:
     before = summary()
     after = replace(before, scores={"STS12": replace(before.scores["STS12"], score=0.6)})
     text = as_text(comparison(before, after))
-    assert "mean over 1 tasks" in text
+    assert "mean over 1 task " in text
     assert "50.00 │ 60.00" in text.splitlines()[-2]
 
 

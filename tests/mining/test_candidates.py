@@ -80,9 +80,9 @@ def test_what_was_left_out_is_counted() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"skip": 100}, "negatives 5 are more than the ranks from skip 100 to depth 100: raise"),
-        ({"negatives": 8, "depth": 10, "skip": 5}, "negatives 8 are more than the ranks"),
-        ({"lists": 5}, "lists and probes are of faiss-ivf, not of torch"),
+        ({"skip": 100}, "--negatives 5 are more than the ranks from --skip 100 to --depth 100; r"),
+        ({"negatives": 8, "depth": 10, "skip": 5}, "--negatives 8 are more than the ranks"),
+        ({"lists": 5}, "--lists and --probes are of faiss-ivf, not of --search torch"),
         ({"margin": -0.1}, "margin: Input should be greater than or equal to 0 (got -0.1)"),
         ({"sampling": "best"}, "sampling: Input should be 'top' or 'random' (got 'best')"),
     ],

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from support.interrupted import start
 
+from embedkit import api
 from embedkit.errors import UserError
+from embedkit.storage import cache
 from embedkit.storage.folders import check_replaceable, rewrite, set_aside, whole_folder
 
 
@@ -214,3 +216,41 @@ def test_a_killed_replacement_is_undone_or_finished_by_the_next_one(
     write(written, "newer")
     assert content(written)["part/weights"] == "newer"
     assert [path.name for path in written.parent.iterdir()] == ["model"]
+
+
+@pytest.fixture(params=["below a file", "in /proc"])
+def impossible(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder that not even root can make."""
+    (tmp_path / "file").touch()
+    return tmp_path / "file" / "x" if request.param == "below a file" else Path("/proc/x")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda folder: api.export("starter", folder, to="onnx"),
+        lambda folder: api.write_held_out_tasks("starter", folder),
+        lambda folder: api.cluster("starter", folder),
+        lambda folder: api.finetune("starter", folder),
+        lambda folder: api.evaluate("starter", ["STS12"], folder),
+    ],
+    ids=["export", "data tasks", "cluster", "finetune", "eval-mteb"],
+)
+def test_an_output_that_cannot_be_made_is_refused_before_anything_is_read(
+    call: Callable[[Path], object], impossible: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMBEDKIT_DATA", "/nowhere")
+    monkeypatch.setattr("embedkit.models.hub.load_tokenizer", pytest.fail)
+    with pytest.raises(UserError, match=r"/x: cannot be written \(.*\); choose another --output$"):
+        call(impossible)
+
+
+def test_a_cache_that_cannot_be_made_is_refused_with_the_remedy(
+    impossible: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMBEDKIT_CACHE", str(impossible))
+    told = r"/x/records: cannot be written \(.*\); set EMBEDKIT_CACHE to a folder that can be"
+    with pytest.raises(UserError, match=told):
+        cache.built("records", "key", lambda folder: None)
+    with pytest.raises(UserError, match=told), cache.scratch("records"):
+        pass

@@ -8,7 +8,7 @@ from typing import Unpack
 import numpy as np
 
 from embedkit.config import from_arguments, read_toml
-from embedkit.errors import UserError, repeated
+from embedkit.errors import UserError, counted, repeated
 from embedkit.evaluation.comparing.by_task import Contest, contest
 from embedkit.evaluation.comparing.runs import Group, read_group, read_run
 from embedkit.evaluation.comparing.statistics import Difference, of_groups
@@ -167,4 +167,6 @@ def _published(tasks: int) -> tuple[list[Row], list[str]]:
     table = read_toml(Path(__file__).with_name("paper_table4.toml"))
     rows = [Row(**row, published=True) for row in table["row"]]
     note = "Rows of the paper (Table 4) are over the 56 tasks of MTEB(eng, v1)"
-    return rows, [note if tasks == table["tasks"] else f"{note}, the others over {tasks} tasks"]
+    return rows, [
+        note if tasks == table["tasks"] else f"{note}, the others over {counted(tasks, 'task')}"
+    ]

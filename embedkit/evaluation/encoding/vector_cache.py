@@ -14,6 +14,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import DTypeLike, NDArray
 
+from embedkit import distributed
 from embedkit.storage.blocks import BlockFile
 from embedkit.storage.hashing import sha256_of_text
 
@@ -51,7 +52,7 @@ class VectorCache:
 
     To stay below ``max_bytes``, whole groups are deleted, the least recently used first. The group
     in use stays; once it fills the cache alone, no more vectors are kept. Nor are they once the
-    disk is full or fails, of which a warning tells once.
+    disk is full or fails, of which a warning tells once for all ranks of torchrun.
     """
 
     def __init__(self, folder: Path, max_bytes: int, dtype: DTypeLike = np.float32) -> None:
@@ -94,7 +95,9 @@ class VectorCache:
         except OSError as error:
             if not self._failed:
                 remark = f"{self._folder}: {error.strerror}, so vectors are no longer kept"
-                warnings.warn(remark, stacklevel=2)
+                # Ranks fail alike, each with a cache of its own.
+                if distributed.says_first(remark):
+                    warnings.warn(remark, stacklevel=2)
             self._failed = True
 
     def _group(self, identity: str, prompt: str) -> "_Group":

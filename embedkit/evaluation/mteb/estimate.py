@@ -28,6 +28,8 @@ _SAMPLE = 128
 """Number of texts of each side of a task that are tokenized."""
 _CHARACTERS = 4.2
 """Mean number of characters of a token of English text under WordPiece."""
+_ONE_CORPUS = frozenset({"FEVER", "ClimateFEVER"})
+"""Tasks that search one corpus, but for 25 documents. mteb publishes counts, which do not tell."""
 
 _Sizes = Counter[tuple[Part, str]]
 """Numbers of texts by the part and the side of a task."""
@@ -148,6 +150,9 @@ class _Counter:
     def __init__(self, model: EmbeddingModel) -> None:
         self._model, self._tokenize = model, Tokenize(model.tokenizer)
         self._seen: dict[str, NDArray[np.uint64]] = defaultdict(lambda: np.empty(0, np.uint64))
+        self._corpora: Counter[str] = Counter()
+        """Documents of the corpus that several tasks search, by the prompt behind which the earlier
+        ones read it."""
         self.samples: list[tuple[str, list[str]]] = []
         """Prompts, each with some texts that are read behind it."""
 
@@ -176,16 +181,20 @@ class _Counter:
         return TaskEstimate(task.metadata.name, *counts, read=True)
 
     def published(self, task: AbsTask, prompts: Mapping[str, str]) -> TaskEstimate:
-        unique = tokens = 0
+        unique = new = tokens = 0
         sizes = _Sizes()
         for statistics in published(task):
-            prompt = prompts[statistics.side]
+            prompt, known = prompts[statistics.side], 0
+            if task.metadata.name in _ONE_CORPUS and statistics.side == "document":
+                known = min(self._corpora[prompt], statistics.unique)
+                self._corpora[prompt] = max(self._corpora[prompt], statistics.unique)
             length = self._tokens(prompt, [""]) + statistics.characters / _CHARACTERS
             unique += statistics.unique
+            new += statistics.unique - known
             sizes[statistics.part, statistics.side] += statistics.texts
-            tokens += round(statistics.unique * min(length, self._model.max_tokens))
+            tokens += round((statistics.unique - known) * min(length, self._model.max_tokens))
             self.samples.append((prompt, [prose(round(statistics.characters))]))
-        counts = sizes.total(), unique, unique, tokens, _pairs(task, sizes)
+        counts = sizes.total(), unique, new, tokens, _pairs(task, sizes)
         return TaskEstimate(task.metadata.name, *counts, read=False)
 
     def _tokens(self, prompt: str, texts: Sequence[str]) -> int:

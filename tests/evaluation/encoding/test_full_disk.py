@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from support.counting_encoder import Counting
 from support.mteb_tasks import two_sts_tasks
+from support.ranks import launcher_store
 
 from embedkit.evaluation.encoding import encoders, vector_cache
 from embedkit.evaluation.encoding.encoders import CachedEncoder
@@ -143,3 +144,18 @@ def test_what_was_used_long_ago_makes_room_on_the_disk(
     new.encode(TEXTS[:20], prompt="new: ")
     assert len(list(tmp_path.glob("*.texts"))) == 1
     assert cache.find("counting", "old: ", keys_of(TEXTS[:1]))[0].tolist() == [False]
+
+
+def test_ranks_with_one_cache_tell_of_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with launcher_store(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for rank in range(3):
+            monkeypatch.setenv("RANK", str(rank))
+            VectorCache(tmp_path / "file" / "vectors", 10**9)
+    assert [str(warning.message).partition("vectors")[2] for warning in caught] == [
+        ": Not a directory, so vectors are no longer kept"
+    ]

@@ -146,6 +146,19 @@ def test_without_the_data_mtebs_counts_are_taken(tiny_model: Path) -> None:
     assert "published by mteb" in found.text()
 
 
+def test_a_corpus_that_two_tasks_search_is_counted_once(tiny_model: Path) -> None:
+    model, tasks = hub.load(str(tiny_model)), select_tasks(tasks=["FEVER", "ClimateFEVER"])
+    counts = {each.name: each for each in estimate(model, tasks).tasks}
+    # 1,535 queries, and 25 documents more than FEVER has.
+    assert counts["ClimateFEVER"].unique == 5_416_593 + 1535
+    assert counts["ClimateFEVER"].new == 25 + 1535
+    assert counts["ClimateFEVER"].tokens < counts["FEVER"].tokens / 1000
+    # Behind prompts of their own, neither task has vectors that serve the other.
+    prompts = Instructions({"FEVER": "claim: ", "ClimateFEVER": "climate: "})
+    apart = estimate(model, tasks, prompts).tasks
+    assert [each.new for each in apart] == [each.unique for each in apart]
+
+
 def test_a_task_that_mteb_publishes_no_counts_of_is_named() -> None:
     (whole,) = select_tasks(tasks=["CQADupstackRetrieval"])
     with pytest.raises(DataError, match="CQADupstackRetrieval: mteb publishes no statistics"):
