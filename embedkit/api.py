@@ -29,6 +29,7 @@ from embedkit.models.settings import ExportTarget
 from embedkit.recipe import (
     PretrainRecipe,
     Recipe,
+    Shortcuts,
     as_recipe,
     default_output,
     explain,

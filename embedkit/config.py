@@ -1,11 +1,10 @@
 """TOML into typed values: closed sections, one-line error messages, overrides, differences."""
 
-import copy
 import difflib
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -110,32 +109,34 @@ def from_arguments(section: type[SectionT], arguments: Mapping[str, Any]) -> Sec
         raise ArgumentError(*_mistakes(error, section, "argument")) from None
 
 
-def override(tables: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """Return a copy of ``tables`` after ``dotted.key=value`` assignments.
+def parsed(assignment: str) -> tuple[str, Any]:
+    """Return key and value of ``dotted.key=value``, whose value is TOML or a bare word.
 
-    Values are TOML or bare words. An assignment without a value, ``dotted.key=``, removes the key,
-    so that its default applies.
+    The value of ``dotted.key=`` is ``None``.
     """
-    changed = copy.deepcopy(dict(tables))
-    for assignment in assignments:
-        key, equals, value = (word.strip() for word in assignment.partition("="))
-        if not equals:
-            raise UserError(f"--set {assignment}: write KEY=VALUE, e.g. optim.lr=3e-5")
-        *parents, last = key.split(".")
-        table = changed
-        for parent in parents:
-            table = table.setdefault(parent, {})
-            if not isinstance(table, dict):
-                raise UserError(f"--set {key}: {parent} is a value, not a table")
-        # TOML has no null, so that an assignment without a value removes the key.
-        if not value:
-            table.pop(last, None)
-            continue
-        try:
-            table[last] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            table[last] = value
-    return changed
+    key, equals, value = (word.strip() for word in assignment.partition("="))
+    if not equals:
+        raise UserError(f"--set {assignment}: write KEY=VALUE, e.g. optim.lr=3e-5")
+    if not value:
+        return key, None
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def assign(tables: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key of nested tables; ``None``, which TOML has not, removes it."""
+    *parents, last = key.split(".")
+    table = tables
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise UserError(f"--set {key}: {parent} is a value, not a table")
+    if value is None:
+        table.pop(last, None)
+    else:
+        table[last] = value
 
 
 def differences(then: Any, now: Any, key: str = "") -> list[str]:

@@ -24,7 +24,7 @@ from embedkit_cli.failures import failures
 from embedkit_cli.inspect import inspect
 from embedkit_cli.interruption import print_how_to_resume
 from embedkit_cli.mine import mine
-from embedkit_cli.options import Overrides, RecipeName, is_main
+from embedkit_cli.options import Overrides, RecipeName, is_main, with_options
 from embedkit_cli.perplexity import eval_perplexity
 
 app = typer.Typer(
@@ -107,6 +107,7 @@ def pretrain(
 
 
 @app.command()
+@with_options(api.Shortcuts)
 def finetune(
     recipe: RecipeName,
     output: Output = None,
@@ -115,6 +116,7 @@ def finetune(
     resume: Resume = False,
     overwrite: Overwrite = False,
     allow_world_size_change: AllowWorldSizeChange = False,
+    **shortcuts: Any,
 ) -> None:
     """Fine-tune an embedding model on pairs, and evaluate it as the recipe says.
 
@@ -122,9 +124,10 @@ def finetune(
     """
     # The name is quoted, since the value of an override is TOML.
     model = [f"model={json.dumps(backbone)}"] if backbone is not None else []
+    short = api.from_arguments(api.Shortcuts, shortcuts).overrides()
     with print_how_to_resume():
         api.finetune(
-            api.load_recipe(recipe, [*overrides, *model]),
+            api.load_recipe(recipe, [*overrides, *short, *model]),
             output or api.default_output(recipe),
             resume=resume,
             overwrite=overwrite,

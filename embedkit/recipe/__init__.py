@@ -6,7 +6,7 @@ from embedkit.recipe.contextual_config import ContextualConfig
 from embedkit.recipe.dtype_settings import Dtype, DtypeSettings
 from embedkit.recipe.evaluation_settings import Evaluation, ScoringSettings
 from embedkit.recipe.explain import explain
-from embedkit.recipe.finetune_recipe import Data, Lora, ModelSettings, Recipe
+from embedkit.recipe.finetune_recipe import Data, Lora, ModelSettings, Recipe, Shortcuts
 from embedkit.recipe.load_recipes import (
     as_recipe,
     default_output,

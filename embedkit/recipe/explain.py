@@ -9,7 +9,7 @@ from typing import Any
 from embedkit.config import find, near_keys, read_toml
 from embedkit.errors import UserError
 from embedkit.recipe.finetune_recipe import Recipe
-from embedkit.recipe.load_recipes import RENAMED
+from embedkit.recipe.other_names import RENAMED, SAME
 from embedkit.recipe.pretrain_recipe import PretrainRecipe
 
 PAPER_RECIPES = ("neobert-1024", "neobert-4096", "unified", "cde-stage1", "cde-stage2")
@@ -48,6 +48,8 @@ def explain(key: str) -> str:
             kinds_by_text.setdefault(text, []).append(kind)
     if not kinds_by_text and key in RENAMED:
         raise UserError(f"{key}: was renamed {RENAMED[key]}")
+    if not kinds_by_text and key in SAME:
+        raise UserError(f"{key}: is {SAME[key]} here")
     if not kinds_by_text:
         raise UserError(f"{key}: no recipe has such a key{_near(key, paths)}")
     pages = []

@@ -127,6 +127,24 @@ class Lora(Section):
         return value
 
 
+class Shortcuts(Section):
+    """Keys of a recipe that most runs change, under short names."""
+
+    lr: PositiveFloat | None = None
+    """Highest learning rate, in place of the recipe's ``optim.lr``."""
+    epochs: PositiveFloat | None = None
+    """Length of the run in passes over the mixture, in place of the recipe's ``steps`` or
+    ``epochs``."""
+    batch_size: PositiveInt | None = None
+    """Number of pairs in a batch over all ranks, in place of the recipe's ``data.batch_size``."""
+
+    def overrides(self) -> list[str]:
+        """Return the assignments to a recipe's keys that say the same."""
+        keys = {"optim.lr": self.lr, "epochs": self.epochs, "data.batch_size": self.batch_size}
+        unset = ["steps="] if self.epochs is not None else []
+        return [f"{key}={value}" for key, value in keys.items() if value is not None] + unset
+
+
 class Recipe(Training):
     """Recipe of the contrastive fine-tuning of an encoder on pairs."""
 
@@ -167,7 +185,8 @@ class Recipe(Training):
         Raises:
             UserError: the recipe has an ``[objective]`` already, or the objective does not fit it.
         """
-        if self.objective != Contrastive():
+        # A table with nothing but defaults is a choice, too, which would be ignored.
+        if "objective" in self.model_fields_set:
             raise UserError(
                 f"objective: the recipe sets one already, of kind {self.objective.kind!r}: take "
                 "its [objective] out, or pass none"

@@ -10,20 +10,12 @@ from typing import Any
 
 import tomli_w
 
-from embedkit.config import differences, find, names_in, override, read_toml, validated
+from embedkit.config import assign, differences, find, names_in, parsed, read_toml, validated
 from embedkit.errors import UserError
+from embedkit.recipe import other_names
 from embedkit.recipe.finetune_recipe import Recipe
 from embedkit.recipe.pretrain_recipe import PretrainRecipe
 from embedkit.recipe.training_settings import RecipeT, Training
-
-RENAMED = {
-    "optim.final_lr_share": "optim.min_lr_ratio",
-    "optim.clip": "optim.max_grad_norm",
-    "optim.accumulation": "optim.gradient_accumulation_steps",
-    "data.micro_tokens": "data.micro_batch_tokens",
-    "objective.chunk_tokens": "objective.micro_batch_tokens",
-}
-"""Old names of keys, under which they are still read, with a remark."""
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -51,8 +43,14 @@ def as_recipe(recipe: Recipe | str | Path) -> Recipe:
 
 def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | PretrainRecipe:
     """Read a recipe of the kind that its ``objective.kind`` says, and apply overrides."""
-    path = find("recipes", name)
-    tables, remarks = with_new_names(override(read_toml(path), overrides), name)
+    tables, remarks = with_new_names(read_toml(find("recipes", name)), name)
+    # The ratio is of the steps that another override may set.
+    for key, value in sorted(map(parsed, overrides), key=lambda pair: _is_ratio(pair[0])):
+        values, remark = other_names.meaning(key, value, tables) or ({key: value}, "")
+        for here, each in values.items():
+            assign(tables, here, each)
+        remarks += [remark] if remark else []
+    _refuse_fp32_steps(tables, name)
     if remarks:
         warnings.warn(f"{name}: {'; '.join(remarks)}", stacklevel=2)
     return of_its_kind(tables, name)
@@ -102,22 +100,43 @@ def default_output(recipe: Training | str | Path) -> Path:
 def with_new_names(tables: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], list[str]]:
     """Return the tables of a recipe under current names of keys, with a remark on each old one."""
     current = copy.deepcopy(dict(tables))
-    if current.pop("fp32_steps", None) is not None:
+    _refuse_fp32_steps(current, origin)
+    remarks = []
+    for key, value in sorted(_values(current), key=lambda pair: _is_ratio(pair[0])):
+        if (found := other_names.meaning(key, value, current)) is None:
+            continue
+        values, remark = found
+        remarks.append(remark)
+        assign(current, key, None)
+        present = dict(_values(current))
+        if both := [here for here in values if here in present]:
+            told = remark if key in other_names.RENAMED else f"{key} is {both[0]}"
+            raise UserError(f"{origin}: {told}, and both are set: leave {key} out")
+        for here, each in values.items():
+            assign(current, here, each)
+    return current, remarks
+
+
+def _refuse_fp32_steps(tables: dict[str, Any], origin: str) -> None:
+    """Refuse a key that is gone; checkpoints of earlier versions store it unset."""
+    if tables.pop("fp32_steps", None) is not None:
         raise UserError(
             f"{origin}: fp32_steps is gone, since a run has as many steps on every machine; take "
             "it out, and pass --set steps=N where a machine is slow"
         )
-    remarks = []
-    for old, new in RENAMED.items():
-        section, _, old_key = old.partition(".")
-        new_key = new.removeprefix(f"{section}.")
-        table = current.get(section)
-        if isinstance(table, dict) and old_key in table:
-            remarks.append(f"{old} was renamed {new}")
-            if new_key in table:
-                raise UserError(f"{origin}: {remarks[-1]}, and both are set: leave {old} out")
-            table[new_key] = table.pop(old_key)
-    return current, remarks
+
+
+def _values(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of nested tables that hold no table, with their values."""
+    for name, value in list(tables.items()):
+        if isinstance(value, dict):
+            yield from _values(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _is_ratio(key: str) -> bool:
+    return key.endswith("warmup_ratio")
 
 
 def _of_kind(kind: type[RecipeT], name: str, overrides: Sequence[str]) -> RecipeT:

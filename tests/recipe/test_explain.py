@@ -6,7 +6,7 @@ from embedkit.config import shipped
 from embedkit.errors import UserError
 from embedkit.recipe import explain, load_any_recipe
 from embedkit.recipe.explain import PAPER_RECIPES
-from embedkit.recipe.load_recipes import RENAMED
+from embedkit.recipe.other_names import RENAMED
 
 
 def test_a_key_has_type_default_and_description() -> None:

@@ -9,7 +9,8 @@ import pytest
 from support.small_runs import metrics_of, write_small_pretraining, write_small_recipe
 
 from embedkit import UserError, finetune, load_pretrain_recipe, load_recipe
-from embedkit.recipe.load_recipes import RENAMED, with_new_names
+from embedkit.recipe.load_recipes import with_new_names
+from embedkit.recipe.other_names import RENAMED
 
 OLD = ["optim.clip=0.5", "optim.accumulation=2", "objective.chunk_tokens=64"]
 
