@@ -185,8 +185,9 @@ def test_what_no_run_can_be_made_with_is_named(
     assert "\n" not in str(told.value)
 
 
-def test_two_losses_are_refused(tiny_model: Path, tmp_path: Path) -> None:
-    recipe = recipe_of(tiny_model, objective={"temperature": 0.1})
+@pytest.mark.parametrize("table", [{"temperature": 0.1}, {"kind": "contrastive"}, {}])
+def test_two_losses_are_refused(table: dict[str, Any], tiny_model: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(tiny_model, objective=table)
     with pytest.raises(UserError, match="objective: the recipe sets one already, of kind 'contr"):
         embedkit.finetune(recipe, tmp_path / "run", sources=scored(), objective=regression())
 
