@@ -183,6 +183,9 @@ def sampling_shares(
         if size is None:
             raise UserError(f"{name}: its manifest states no rows: pass --rows {name}=ROWS")
         size = min(size, manifest.max_rows or size)
+        if recipe.validation is not None and recipe.validation.share is not None:
+            # The expected number: which rows are held out, their texts decide.
+            size = round(size * (1 - recipe.validation.share))
         sources.append(Source(name, size, batch_size_of(manifest.batch_size, recipe)))
     weights = weights_of(recipe.data.mix) or alpha_weights(sources, recipe.data.alpha)
     mixture = Mixture((), tuple(sources), weights, manifests)

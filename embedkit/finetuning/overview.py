@@ -69,6 +69,11 @@ def remarks(recipe: Recipe) -> Iterator[str]:
             f"optim.warmup_steps = {warmup} is more than half of the {recipe.steps} steps: for "
             "most of the run the rate is still rising"
         )
+    if recipe.validation is not None and recipe.validation.every >= recipe.steps:
+        yield (
+            f"validation.every = {recipe.validation.every} is not less than the {recipe.steps} "
+            "steps: only the last one is measured, and is the one exported"
+        )
 
 
 def remarks_on_prompts(model: EmbeddingModel, records: Sequence[Records]) -> Iterator[str]:

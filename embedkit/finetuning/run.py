@@ -66,7 +66,7 @@ def prepare(
     recipe = resolve_steps(recipe, mixture)
     sampler = build_batch_sampler(mixture, recipe)
     on_default = starting_model.set_prompts(recipe, mixture.records, model)
-    starting_model.check_lengths(recipe, mixture.records, model)
+    starting_model.check_lengths(recipe, (*mixture.records, *mixture.validation), model)
     _check_slots(recipe, mixture)
     facts = {
         "sources": mixture.fingerprints,

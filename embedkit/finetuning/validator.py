@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -156,6 +157,7 @@ class Validator:
         """Measure the model unless that was done; return False if ``stop`` came before the end."""
         if any(line["step"] == step for line in self._lines):
             return True
+        began = time.monotonic()
         sources = self._measure(stop)
         if sources is None:
             return False
@@ -170,7 +172,8 @@ class Validator:
         self._lines.append(line)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in means.items())
         mark = " (best so far)" if self.best_step() == step else ""
-        show(f"validation after step {step}: {shown}{mark}")
+        seconds = time.monotonic() - began
+        show(f"validation after step {step}: {shown}{mark}, in {seconds:.1f} s")
         return True
 
     def _measure(self, stop: Stop) -> dict[str, dict[str, float]] | None:

@@ -27,9 +27,9 @@ class Validation(Section):
     patience: PositiveInt | None = None
     """The run stops after this many measurements in a row without a new best one. If unset, it
     takes all of its steps."""
-    max_queries: PositiveInt = 500
+    max_queries: PositiveInt = 300
     """Each source is measured on at most this many queries, drawn by ``seed``."""
-    max_documents: PositiveInt = 5000
+    max_documents: PositiveInt = 2000
     """Each source's queries are searched among at most this many documents, drawn by ``seed``."""
 
     @model_validator(mode="after")

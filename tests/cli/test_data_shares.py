@@ -60,6 +60,13 @@ def test_the_steps_of_a_recipe_in_epochs_follow_from_the_rows(recipe: str) -> No
     assert sum(int(line[5]) for line in lines) == 2 * (112 + 25)
 
 
+def test_the_rows_that_validation_may_expect_to_hold_out_are_not_counted(recipe: str) -> None:
+    path = Path(recipe)
+    path.write_text(f"{path.read_text()}validation = {{ share = 0.5 }}\n")
+    lines = run("--recipe", recipe, "--rows", "small=100")[1:]
+    assert [line[1] for line in lines] == ["450", "50"]
+
+
 def test_the_unified_recipe_can_have_batches_of_4096(tmp_path: Path) -> None:
     recipe = (shipped("recipes") / "unified.toml").read_text()
     path = tmp_path / "large.toml"

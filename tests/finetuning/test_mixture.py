@@ -56,6 +56,20 @@ def test_a_source_that_the_recipe_does_not_mention_is_refused() -> None:
         open_mixture(recipe_over("a", "b"), {"c": records(8)})
 
 
+def test_validation_rows_are_in_no_source_and_in_the_facts_of_the_run() -> None:
+    given = {"a": records(400, "one"), "b": records(200, "two")}
+    whole = open_mixture(recipe_over("a", "b"), given)
+    divided = open_mixture(recipe_over("a", "b", validation={"share": 0.1}), given)
+    assert whole.validation == ()
+    assert [each.name for each in divided.validation] == ["a", "b"]
+    for source, training, held in zip(
+        divided.sources, divided.records, divided.validation, strict=True
+    ):
+        assert source.rows == len(training) == len(given[source.name]) - len(held)
+    assert divided.fingerprints.keys() == {"a", "b", "validation: a", "validation: b"}
+    assert not set(divided.fingerprints.values()) & set(whole.fingerprints.values())
+
+
 def test_two_sources_of_one_name_are_refused(tmp_path: Path) -> None:
     names = []
     for folder in ("one", "other"):

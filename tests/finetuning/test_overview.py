@@ -24,6 +24,20 @@ def test_a_rate_that_rises_for_most_of_the_run_is_remarked(warmup: int, told: bo
     assert all(f"optim.warmup_steps = {warmup} is more than half of the 10" in r for r in printed)
 
 
+@pytest.mark.parametrize(("every", "told"), [(9, False), (10, True)])
+def test_a_validation_of_the_last_step_alone_is_remarked(every: int, told: bool) -> None:
+    tables: dict[str, Any] = {
+        "steps": 10,
+        "model": "starter",
+        "data": {"batch_size": 4, "mix": [{"manifest": "a"}]},
+        "optim": {"lr": 1e-3},
+        "validation": {"share": 0.1, "every": every},
+    }
+    printed = list(remarks(Recipe.model_validate(tables)))
+    assert len(printed) == told
+    assert all(f"validation.every = {every} is not less than the 10 steps" in r for r in printed)
+
+
 INSTRUCTION = "Given the name of a symptom as a patient would put it, retrieve the clinical term: "
 
 

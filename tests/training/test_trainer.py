@@ -290,6 +290,24 @@ def test_a_long_evaluation_comes_after_a_checkpoint_and_can_be_stopped(tmp_path:
     assert len(lines) == 3
 
 
+@pytest.mark.parametrize("start", [0, 2, 3])
+def test_an_evaluator_ends_a_run_after_its_checkpoint(start: int, tmp_path: Path) -> None:
+    noting = Noting(long=[3], last=3)
+    train(tmp_path, [[0]] * 5, start=start, evaluator=noting)
+    assert noting.called[-1] == 3
+    saved = [each.name for each in tmp_path.glob("checkpoints/*")]
+    # A run that is resumed where it ended takes no further step.
+    assert saved == (["step-000003"] if start < 3 else [])
+    assert (tmp_path / "metrics.jsonl").exists() == (start < 3)
+
+
+def test_the_best_step_s_checkpoint_stays_beside_the_newest(tmp_path: Path) -> None:
+    noting = Noting(best=2)
+    train(tmp_path, [[0]] * 5, evaluator=noting, checkpoints={"every": 1, "keep": 1})
+    steps = sorted(each.name for each in (tmp_path / "checkpoints").iterdir())
+    assert steps == ["step-000002", "step-000005"]
+
+
 def test_a_short_evaluation_makes_no_checkpoint(tmp_path: Path) -> None:
     noting = Noting()
     train(tmp_path, [[0]] * 5, evaluator=noting)
