@@ -63,7 +63,14 @@ def main(recipe_name: str, output: Path) -> None:
     choose_trained_weights(recipe, model)
     objective = recipe.objective.build()
     optimizer = build_optimizer(model, recipe.optim)
-    batches = Batches(sampler, records, model.tokenizer, recipe.data, seed=recipe.seed)
+    batches = Batches(
+        sampler,
+        records,
+        model.tokenizer,
+        recipe.data,
+        seed=recipe.seed,
+        known_answers=recipe.objective.needs.known_answers,
+    )
 
     model.train()
     ahead = stream(batches, range(len(batches)), recipe.data.workers)

@@ -20,7 +20,7 @@ from support.tiny_bert import real_tokenizer
 
 from embedkit.data.manifests.manifest import load_manifest
 from embedkit.data.manifests.sources import HubJoin
-from embedkit.data.pairs import lengths, records
+from embedkit.data.pairs import known_answers, lengths, records
 from embedkit.data.pairs.records import Records, open_records
 from embedkit.data.sources import files, open_source
 from embedkit.data.sources.joins import joined
@@ -43,6 +43,7 @@ NOTED = {
     "data/sources/open_source.py": (1, "9e9484d4b680c0e933fbb11afa5c740a"),
     "data/pairs/records.py": (1, "48583b4bf72680920d6eb8fd82985446"),
     "data/pairs/lengths.py": (1, "27aec2f83adec0ebcf0865802b901630"),
+    "data/pairs/known_answers.py": (1, "c1b56f28dcf59fa0bbc67546dfd8cf07"),
     "data/text/tokenized.py": (1, "03c743a75832424ddfed10974c7bfa89"),
     "mining/stored_vectors.py": (2, "ed65bcfbc8efc123cbb6c73bb7a27526"),
     "evaluation/query_results.py": (1, "34322218a1e5e1a3aa796a2c8e0794f3"),
@@ -204,6 +205,13 @@ def test_lengths() -> None:
     lengths.all_lengths(records, real_tokenizer())
     (folder,) = [each for each in (cache.root() / "lengths").iterdir() if each.is_dir()]
     check("data/pairs/lengths.py", lengths.FORMAT, files_of(folder))
+
+
+def test_known_answers() -> None:
+    rows = [{"query": f"query {row % 3}", "positive": f"answer {row % 7}"} for row in range(12)]
+    assert len(Records.from_rows(rows).known_answers) > 0
+    (folder,) = [each for each in (cache.root() / "known_answers").iterdir() if each.is_dir()]
+    check("data/pairs/known_answers.py", known_answers.FORMAT, files_of(folder))
 
 
 def test_token_ids() -> None:

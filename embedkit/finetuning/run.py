@@ -85,6 +85,7 @@ def prepare(
         seed=recipe.seed,
         batches_per_rank=recipe.batches_per_rank,
         vectors=[table[source.name].vectors for source in mixture.sources] if table else [],
+        known_answers=recipe.objective.needs.known_answers,
     )
     for records in mixture.records:
         show(records.summary)

@@ -47,6 +47,8 @@ class _Candidates:
         document_facts, first_document = across(torch.stack(columns, dim=1))
         self._document_hashes, self._owners, self._labels = document_facts.unbind(dim=1)
         pairs = torch.stack([batch.query_hashes, batch.document_hashes[:count]], dim=1)
+        if batch.known_answers is not None:
+            pairs = torch.cat([pairs, batch.known_answers])
         # The pairs of all ranks are known positives, whether or not ranks share documents.
         self._asked, self._answers = distributed.gather(pairs)[0].unbind(dim=1)
         numbers = torch.arange(count, device=queries.device)

@@ -23,6 +23,8 @@ class Needs:
     """Whether the model has two encoders, the second of which reads a text among documents."""
     surrogate_vectors: bool = False
     """Whether batches carry the surrogate's vectors, stored in ``data.batch_table``."""
+    known_answers: bool = False
+    """Whether batches carry the answers that other rows of a source have to their queries."""
     negatives: bool = False
     """Whether the loss learns from negatives alone, so that a source that can have none is
     refused."""
@@ -115,6 +117,9 @@ class InfoNCE(PairObjective):
     """Also score each positive against all queries, and take the mean of the two directions."""
     cross_device: bool = True
     """Score each query against the documents of all ranks, not of its own rank only."""
+    known_answers: Literal["batch", "source"] = "source"
+    """A document is no negative of a query if it is the positive of any row with the query's text:
+    of any row of the batch, or of any row of the source."""
     false_negatives: Literal["off", "absolute", "relative"] = "off"
     """Filter that drops a document from a query's negatives if the surrogate of
     ``data.batch_table`` scores it at least as high as the positive's score minus ``margin``
@@ -157,6 +162,7 @@ class InfoNCE(PairObjective):
     def needs(self) -> Needs:
         return Needs(
             cross_device=self.cross_device,
+            known_answers=self.known_answers == "source",
             negatives=True,
             surrogate_vectors=self.false_negatives != "off",
             widths=self.matryoshka_dims or (),

@@ -1,6 +1,7 @@
 """A loss that Python code passes to ``finetune``: the one of ``docs/extending.md``."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,8 +201,9 @@ def test_scores_that_the_loss_does_not_go_by_are_refused(tiny_model: Path, tmp_p
 
 
 def test_reading_a_recipe_builds_the_losses_there_are() -> None:
+    usual = Needs(known_answers=True, negatives=True)
     assert type(Contrastive().build()).__name__ == "ContrastiveObjective"
-    assert Contrastive(matryoshka_dims=(64, 8)).needs == Needs(negatives=True, widths=(64, 8))
-    assert Contrastive(false_negatives="relative").needs == Needs(
-        negatives=True, surrogate_vectors=True
-    )
+    assert Contrastive().needs == usual
+    assert Contrastive(matryoshka_dims=(64, 8)).needs == replace(usual, widths=(64, 8))
+    assert Contrastive(false_negatives="relative").needs == replace(usual, surrogate_vectors=True)
+    assert Contrastive(known_answers="batch").needs == replace(usual, known_answers=False)

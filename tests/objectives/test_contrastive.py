@@ -1,7 +1,7 @@
 """The objective against a loss written with loops, on one rank and on several."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import pytest
@@ -84,10 +84,12 @@ def by_loops(
     in_batch_negatives: bool = True,
     symmetric: bool = False,
     widths: Mapping[int, float] = MappingProxyType({WIDTH: 1.0}),
+    known: Mapping[Text, Text] = MappingProxyType({}),
 ) -> Expected:
     """What the objective must give where each group of rows shares its documents.
 
-    ``widths`` are those that vectors are cut to, and what each counts in the mean.
+    ``widths`` are those that vectors are cut to, and what each counts in the mean; ``known`` has an
+    answer of a query in other rows of the source.
     """
     model = tiny_embedder()
     by_width: dict[int, list[Tensor]] = {width: [] for width in widths}
@@ -101,7 +103,11 @@ def by_loops(
         kept = [
             [
                 positive == row
-                or (counts(ROWS[row], text, label) and (in_batch_negatives or owner == row))
+                or (
+                    counts(ROWS[row], text, label)
+                    and known.get(ROWS[row].query) != text
+                    and (in_batch_negatives or owner == row)
+                )
                 for positive, (owner, text, label) in zip(positives, documents, strict=True)
             ]
             for row in group
@@ -179,6 +185,38 @@ def test_gradients_depend_on_neither_ranks_nor_chunks(
 ) -> None:
     config = Contrastive(temperature=TAU, micro_batch_tokens=micro_batch_tokens)
     run_on_ranks(world_size, check, config, by_loops(EVERYTHING), True)
+
+
+# A positive and a hard negative of rows that other ranks may hold, and a text of none.
+KNOWN: dict[Text, Text] = {(2, 3): (16, 17, 18), (8,): (20,), (5, 6, 7): (30, 31)}
+
+
+def check_known(config: Contrastive, expected: Expected) -> None:
+    rows = range(len(ROWS))[
+        distributed.share_of(len(ROWS), distributed.rank(), distributed.world_size())
+    ]
+    pairs = [
+        (number_of(query), number_of(KNOWN[query]))
+        for query in (ROWS[row].query for row in rows)
+        if query in KNOWN
+    ]
+    # A rank knows the answers of its own queries, and may know none.
+    answers = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
+    batch, model = replace(share(rows), known_answers=answers), tiny_embedder()
+    metrics = ContrastiveObjective(config).backward(model, batch, key=1, scale=1.0)
+    distributed.average_gradients(model.parameters())
+    torch.testing.assert_close(gradients(model), expected.gradients)
+    assert metrics["loss"].item() == pytest.approx(expected.loss)
+    assert metrics["negatives"].item() == pytest.approx(sum(expected.live) / len(ROWS))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+def test_answers_known_from_other_rows_are_no_negatives(world_size: int, symmetric: bool) -> None:
+    config = Contrastive(temperature=TAU, symmetric=symmetric)
+    expected = by_loops(EVERYTHING, symmetric=symmetric, known=KNOWN)
+    assert sum(expected.live) == sum(by_loops(EVERYTHING).live) - 2
+    run_on_ranks(world_size, check_known, config, expected)
 
 
 @pytest.mark.parametrize("scores", [1, 30, 60])

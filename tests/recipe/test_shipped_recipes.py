@@ -59,7 +59,8 @@ def test_the_open_recipe_is_the_unified_one_over_other_sources() -> None:
     kinds = {load_manifest(mix.manifest).source.kind for mix in unified.data.mix}
     assert kinds == {"hub"}
     assert (unified.data.alpha, unified.steps) == (0.5, 2000)
-    assert unified.objective == Contrastive(temperature=0.07, micro_batch_tokens=32_768)
+    loss = Contrastive(temperature=0.07, micro_batch_tokens=32_768, known_answers="batch")
+    assert unified.objective == loss
 
 
 def test_the_unified_recipe_reads_nine_million_rows_and_its_sister_all_of_table_7() -> None:

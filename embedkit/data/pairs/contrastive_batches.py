@@ -1,6 +1,5 @@
 """Builds this rank's slice of a batch, tokenized, which the contrastive objective reads."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -14,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from embedkit import distributed, rng
 from embedkit.data.batch_sampler import BatchRows, BatchSampler
+from embedkit.data.pairs.known_answers import text_hash
 from embedkit.data.pairs.lengths import limits_of
 from embedkit.data.pairs.records import Record, Records
 from embedkit.data.vector_store import VectorStore
@@ -42,7 +42,9 @@ class ContrastiveBatch:
     Shapes: q queries, n documents. Documents ``0..q-1`` are the positives, in order; the rest are
     hard negatives. ``owners`` ``(n,)`` is the query that each document came with; ``query_hashes``
     ``(q,)`` and ``document_hashes`` ``(n,)`` name texts without their prompts; ``labels`` ``(n,)``
-    names each positive's label and is 0 where there is none; ``surrogate`` ``(q, 2, S)`` holds the
+    names each positive's label and is 0 where there is none; ``known_answers`` ``(k, 2)`` holds the
+    hashes of queries and of documents that answer them in other rows of the source, where the
+    objective goes by them; ``surrogate`` ``(q, 2, S)`` holds the
     stored vectors of each query and its positive, and ``scores`` ``(q,)`` says how well the two
     match, where the objective goes by them.
     """
@@ -57,6 +59,7 @@ class ContrastiveBatch:
     query_hashes: Tensor
     document_hashes: Tensor
     labels: Tensor
+    known_answers: Tensor | None = None
     surrogate: Tensor | None = None
     scores: Tensor | None = None
 
@@ -73,7 +76,7 @@ class Batches(Dataset[ContrastiveBatch]):
     A rank reads its slice of the sampler's batch of this number. With ``batches_per_rank`` every
     rank reads a whole batch: number ``n`` of W ranks stands for the sampler's ``n * W`` to
     ``n * W + W - 1``. ``vectors`` are the surrogate's of every source, in the order of ``records``,
-    if batches are to have them.
+    if batches are to have them. ``known_answers`` says whether they have answers of other rows.
     """
 
     def __init__(
@@ -86,9 +89,12 @@ class Batches(Dataset[ContrastiveBatch]):
         seed: int,
         batches_per_rank: bool = False,
         vectors: Sequence[VectorStore] = (),
+        known_answers: bool = False,
     ) -> None:
         self._sampler, self._records, self._data = sampler, records, data
         self._batches_per_rank, self._vectors = batches_per_rank, vectors
+        # They are opened here and not in each worker, since the first time all rows are read.
+        self._known = [source.known_answers for source in records] if known_answers else []
         self._tokenize, self._seed = Tokenize(tokenizer), seed
         # Kept here, since spawned workers are no ranks.
         self._rank, self._world_size = distributed.rank(), distributed.world_size()
@@ -103,7 +109,14 @@ class Batches(Dataset[ContrastiveBatch]):
         queries = [row.query for row in rows]
         # A hard negative is of unknown label: only texts that were given one can share it.
         labels = [row.label for row in rows] + [None] * (len(documents) - len(rows))
-        surrogate = None
+        query_hashes, document_hashes = _hashes(queries), _hashes(documents)
+        known = surrogate = None
+        if self._known:
+            known = torch.from_numpy(self._known[source].of(query_hashes.numpy()))
+            if self._world_size == 1:
+                # Of a query's answers, which may be thousands, few are in the batch. With more
+                # ranks they may be among the documents of another.
+                known = known[torch.isin(known[:, 1], document_hashes)]
         if self._vectors:
             stored = self._vectors[source]
             sides = np.stack((stored.queries[numbers], stored.documents[numbers]), axis=1)
@@ -117,9 +130,10 @@ class Batches(Dataset[ContrastiveBatch]):
             queries=self._tokenize(queries, prompts.query, query_limit),
             documents=self._tokenize(documents, prompts.document, document_limit),
             owners=torch.tensor(owners, dtype=torch.int64),
-            query_hashes=_hashes(queries),
-            document_hashes=_hashes(documents),
+            query_hashes=query_hashes,
+            document_hashes=document_hashes,
             labels=_hashes(labels),
+            known_answers=known,
             surrogate=surrogate,
             scores=torch.tensor([row.score for row in rows]) if records.has_scores else None,
         )
@@ -165,9 +179,6 @@ class Batches(Dataset[ContrastiveBatch]):
 
 
 def _hashes(texts: Sequence[str | None]) -> Tensor:
-    """Return a 63-bit hash above 0 for each text, and 0 for ``None``."""
-    hashes = []
-    for text in texts:
-        digest = hashlib.blake2b((text or "").strip().encode(), digest_size=8).digest()
-        hashes.append(0 if text is None else 1 + int.from_bytes(digest, "little") % (2**63 - 2))
+    """Return the hash of each text, and 0 for ``None``."""
+    hashes = [0 if text is None else text_hash(text) for text in texts]
     return torch.tensor(hashes, dtype=torch.int64)

@@ -16,6 +16,7 @@ from embedkit.data.concepts import Split, held_out_share, splits
 from embedkit.data.manifests.manifest import Description, Manifest, Options, Prompts, load_manifest
 from embedkit.data.manifests.sources import HubSource
 from embedkit.data.pairs import from_rows
+from embedkit.data.pairs.known_answers import KnownAnswers, open_known_answers
 from embedkit.data.pairs.layout import ColumnLayout, one_line
 from embedkit.data.pairs.table import Sample, Table, TableWriter
 from embedkit.data.sources import open_source
@@ -105,6 +106,11 @@ class Records(RowSource):
             yield query
             yield positive
             yield from negatives
+
+    @cached_property
+    def known_answers(self) -> KnownAnswers:
+        """The answers that the rows of the source, taken together, know of a query."""
+        return open_known_answers(self.name, self.table)
 
     @cached_property
     def fingerprint(self) -> str:
