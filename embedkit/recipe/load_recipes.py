@@ -16,6 +16,14 @@ from embedkit.recipe import other_names
 from embedkit.recipe.finetune_recipe import Recipe
 from embedkit.recipe.pretrain_recipe import PretrainRecipe
 from embedkit.recipe.training_settings import RecipeT, Training
+from embedkit.storage.relative_paths import located
+
+_FOLDERS = (
+    *("model", "model.tokenizer", "init_from", "data.batch_table"),
+    *("evaluation.task_dirs", "evaluation.data_dir"),
+)
+_FILES = ("data.mix.manifest", "evaluation.instructions")
+"""Keys whose values may be paths, of folders and of files."""
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -43,7 +51,10 @@ def as_recipe(recipe: Recipe | str | Path) -> Recipe:
 
 def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | PretrainRecipe:
     """Read a recipe of the kind that its ``objective.kind`` says, and apply overrides."""
-    tables, remarks = with_new_names(read_toml(find("recipes", name)), name)
+    path = find("recipes", name)
+    tables, remarks = with_new_names(read_toml(path), name)
+    if name.endswith(".toml"):
+        tables = _with_paths(tables, path)
     # The ratio is of the steps that another override may set.
     for key, value in sorted(map(parsed, overrides), key=lambda pair: _is_ratio(pair[0])):
         values, remark = other_names.meaning(key, value, tables) or ({key: value}, "")
@@ -54,6 +65,16 @@ def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | Pretra
     if remarks:
         warnings.warn(f"{name}: {'; '.join(remarks)}", stacklevel=2)
     return of_its_kind(tables, name)
+
+
+def _with_paths(tables: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return a recipe whose paths start at its file, or where they lead nowhere as they are."""
+    # A run stores a recipe whose paths started in the working folder, beside folders of its own.
+    of_run = (path.parent / "run.json").is_file()
+    # The name starter is that of a model even beside a folder that is called so.
+    folders = [key for key in _FOLDERS if tables.get(key) != "starter"]
+    changed = located(tables, folders, path, Path.is_dir, working_folder_first=of_run)
+    return located(changed, _FILES, path, Path.is_file, working_folder_first=of_run)
 
 
 def of_its_kind(tables: Mapping[str, Any], origin: str) -> Recipe | PretrainRecipe:

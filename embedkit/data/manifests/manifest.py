@@ -4,6 +4,7 @@ A manifest describes text if it has the key ``columns.text``, and pairs otherwis
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
@@ -13,6 +14,7 @@ from embedkit.config import Section, find, read_toml, validated
 from embedkit.data.manifests.columns import ColumnPath, Columns, FilterText, Names, TextColumns
 from embedkit.data.manifests.sources import Source
 from embedkit.errors import UserError
+from embedkit.storage.relative_paths import located
 
 FOLDER = "data_manifests"
 
@@ -239,6 +241,9 @@ def load_any_manifest(name: str) -> Manifest | TextManifest:
     if "name" in tables:
         raise UserError(f"{path}: name: take it out, a manifest is called as its file")
     tables["name"] = path.stem if name.endswith(".toml") else name
+    if name.endswith(".toml"):
+        tables = located(tables, ("source.files.path",), path)
+        tables = located(tables, ("source.id", "source.folder"), path, Path.is_dir)
     if is_text(tables):
         return validated(TextManifest, tables, str(path))
     return validated(Manifest, tables, str(path))
