@@ -22,7 +22,7 @@ _FOLDERS = (
     *("model", "model.tokenizer", "init_from", "data.batch_table"),
     *("evaluation.task_dirs", "evaluation.data_dir"),
 )
-_FILES = ("data.mix.manifest", "evaluation.instructions")
+_FILES = ("data.mix.manifest", "validation.records", "evaluation.instructions")
 """Keys whose values may be paths, of folders and of files."""
 
 

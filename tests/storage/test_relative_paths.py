@@ -34,6 +34,7 @@ def recipe(folder: Path, **evaluation: Any) -> Recipe:
     tables: dict[str, Any] = {"model": "encoder", "steps": 1, "optim": {"lr": 1e-5}}
     tables["data"] = {"batch_size": 2, "mix": [{"manifest": "m.toml"}, {"manifest": "msmarco"}]}
     tables["evaluation"] = evaluation
+    tables["validation"] = {"records": "m.toml"}
     (folder / "recipe.toml").write_text(tomli_w.dumps(tables))
     return load_recipe(str(folder / "recipe.toml"))
 
@@ -75,6 +76,8 @@ def test_the_paths_of_a_recipe_start_at_it_and_names_stay(tmp_path: Path) -> Non
     found = recipe(folder, task_dirs=["tasks/one", "$EMBEDKIT_DATA/two", "three"])
     assert found.model == str(folder / "encoder")
     assert [mix.manifest for mix in found.data.mix] == [str(folder / "m.toml"), "msmarco"]
+    assert found.validation is not None
+    assert found.validation.records == str(folder / "m.toml")
     assert found.evaluation.task_dirs == (str(folder / "tasks/one"), "$EMBEDKIT_DATA/two", "three")
     (folder / "msmarco").mkdir()
     assert recipe(folder).data.mix[1].manifest == "msmarco"
