@@ -32,6 +32,10 @@ class Backbone(nn.Module, ABC):
     Shapes: ``TokenBatch`` of T tokens -> ``(T, D)``, in the order of its ids.
     """
 
+    reads_token_types = False
+    """Whether every token is read with the token type 0, which networks of BERT's family take for
+    granted and others, such as GPT-2, add only if it is given."""
+
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
@@ -81,6 +85,8 @@ class PaddedBackbone(Backbone):
     def _padded_forward(self, chunk: TokenBatch, prefix: Prefix | None) -> Tensor:
         input_ids, mask = chunk.padded(self._pad_id)
         inputs = {"input_ids": input_ids, "attention_mask": mask}
+        if self.reads_token_types:
+            inputs["token_type_ids"] = torch.zeros_like(input_ids)
         if prefix is not None:
             inputs = prefixed_inputs(self.model, input_ids, mask, prefix)
         output: Any = self.model(**inputs, **self._options)

@@ -100,4 +100,7 @@ class Embedder(EmbeddingModel):
             "similarity": self.similarity,
             "truncate_dim": self.truncate_dim,
         }
+        # Only where it matters, so that most hashes equal those of earlier versions.
+        if self.backbone.reads_token_types:
+            settings["token_types"] = 0
         return sha256_of_json(settings, default=str)

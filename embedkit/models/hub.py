@@ -2,6 +2,7 @@
 
 import importlib.metadata
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
@@ -247,7 +248,20 @@ def backbone_of(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     """Return the backbone of an encoder of transformers, which may be a NeoBERT as a EuroBERT."""
     if getattr(network.config, ORIGIN, None) == NeoBERTConfig.model_type:
         return NeoBERTBackbone(from_eurobert(cast(EuroBertModel, network)))
-    return PaddedBackbone(network, pad_id=tokenizer.pad_token_id or 0)
+    backbone = PaddedBackbone(network, pad_id=tokenizer.pad_token_id or 0)
+    backbone.reads_token_types = _needs_token_types(network, tokenizer)
+    return backbone
+
+
+def _needs_token_types(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether sentence-transformers gives a network types, all of them 0, that it adds.
+
+    A GPT-2 behind BERT's tokenizer does. Networks with ``type_vocab_size`` add the type 0 anyway.
+    """
+    takes = "token_type_ids" in signature(network.forward).parameters
+    if not takes or hasattr(network.config, "type_vocab_size"):
+        return False
+    return not any(tokenizer("a").get("token_type_ids", [1]))
 
 
 def _position_limit(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -13,9 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from support.stock_models import write_stock
-from support.tiny_bert import MINILM, real_tokenizer
+from support.tiny_bert import MINILM, real_tokenizer, tiny_bert
 from transformers import (
     AutoTokenizer,
+    GPT2Config,
+    GPT2Model,
+    PreTrainedModel,
     RobertaConfig,
     RobertaForMaskedLM,
     T5Config,
@@ -164,6 +167,30 @@ def test_an_encoder_without_a_limit_has_its_tokenizers(tmp_path: Path) -> None:
     ).save_pretrained(tmp_path)
     real_tokenizer().save_pretrained(tmp_path)
     assert hub.load(str(tmp_path)).max_tokens == 512
+
+
+@pytest.mark.parametrize(
+    ("make", "needed"),
+    [
+        (lambda: GPT2Model(GPT2Config(vocab_size=30522, n_embd=32, n_layer=1, n_head=2)), True),
+        (lambda: tiny_bert(vocabulary=30522), False),
+    ],
+    ids=["gpt2", "bert"],
+)
+def test_token_types_of_berts_tokenizer_are_read_where_they_are_added(
+    make: Callable[[], PreTrainedModel], needed: bool, tmp_path: Path
+) -> None:
+    make().save_pretrained(tmp_path)
+    real_tokenizer().save_pretrained(tmp_path)
+    ours = hub.load(str(tmp_path))
+    theirs = SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(ours.encode(TEXTS), theirs, atol=1e-5)
+    assert ours.backbone.reads_token_types == needed
+    identity, vectors = ours.identity, ours.encode(TEXTS)
+    ours.backbone.reads_token_types = not needed
+    # Vectors that are kept on disk without them are not taken for these.
+    assert ours.identity != identity
+    assert np.array_equal(ours.encode(TEXTS), vectors) == (not needed)
 
 
 @pytest.mark.slow

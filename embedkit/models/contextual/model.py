@@ -74,6 +74,9 @@ class Contextual(EmbeddingModel):
     ) -> None:
         super().__init__(tokenizer, position_limit=position_limit - config.text_start, **shared)
         self.config, self.normalize = config, normalize
+        # Exported folders run the encoders without token types.
+        for stage in filter(None, (first, second)):
+            stage.reads_token_types = False
         if isinstance(second, PaddedBackbone):
             _prepare_to_read(second.model, self.name)
         if self.position_limit < 3:
