@@ -126,9 +126,18 @@ class ContrastiveObjective:
             ``matryoshka_dims``, ``loss_<width>`` of every width.
         """
         budget = self._config.micro_batch_tokens
+        sides = {"queries": batch.queries, "documents": batch.documents}
+        padded = sum(side.padded_tokens(overhead) for side in sides.values())
+        replay = partial(
+            Replay,
+            model,
+            budget=budget,
+            # The graphs of both sides are kept where they take no more memory than one chunk.
+            cached=budget is not None and padded > budget,
+            overhead=overhead,
+        )
         queries, documents = (
-            Replay(model, tokens, budget=budget, key=rng.fold_in(key, role), overhead=overhead)
-            for role, tokens in (("queries", batch.queries), ("documents", batch.documents))
+            replay(tokens, key=rng.fold_in(key, role)) for role, tokens in sides.items()
         )
         # Gradients are averaged over ranks later, so each rank multiplies its sum by world_size.
         rank_sums = self._backward_blocks(

@@ -43,6 +43,10 @@ class TokenBatch:
     def num_tokens(self) -> int:
         return len(self.ids)
 
+    def padded_tokens(self, overhead: int = 0) -> int:
+        """Return the tokens of all sequences as long as the longest, ``overhead`` in each."""
+        return len(self) * (int(self.lengths.max()) + overhead) if len(self) else 0
+
     def to(self, device: torch.device) -> Self:
         """Return the batch with its ids on ``device``; offsets stay on the CPU, where loops run."""
         return type(self)(self.ids.to(device, non_blocking=True), self.offsets, self.prompt_lengths)

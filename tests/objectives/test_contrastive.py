@@ -187,6 +187,24 @@ def test_gradients_depend_on_neither_ranks_nor_chunks(
     run_on_ranks(world_size, check, config, by_loops(EVERYTHING), True)
 
 
+# Padded, six queries take 18 tokens and thirteen documents 52.
+@pytest.mark.parametrize(("micro_batch_tokens", "forwards"), [(None, 2), (70, 2), (69, 4)])
+def test_both_sides_in_one_chunk_are_encoded_once(
+    micro_batch_tokens: int | None, forwards: int
+) -> None:
+    model, calls = tiny_embedder(dropout=0.3), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    config = Contrastive(temperature=TAU, micro_batch_tokens=micro_batch_tokens)
+    metrics = ContrastiveObjective(config).backward(model, share(*EVERYTHING), key=1, scale=1.0)
+    assert len(calls) == forwards
+    plain = tiny_embedder(dropout=0.3)
+    expected = ContrastiveObjective(Contrastive(temperature=TAU)).backward(
+        plain, share(*EVERYTHING), key=1, scale=1.0
+    )
+    assert torch.equal(metrics["loss"], expected["loss"])
+    torch.testing.assert_close(gradients(model), gradients(plain), rtol=1e-12, atol=1e-12)
+
+
 # A positive and a hard negative of rows that other ranks may hold, and a text of none.
 KNOWN: dict[Text, Text] = {(2, 3): (16, 17, 18), (8,): (20,), (5, 6, 7): (30, 31)}
 
