@@ -173,6 +173,18 @@ def _check_scores(recipe: Recipe, mixture: Mixture) -> None:
                 f"take columns.score out and keep the pairs that match by a filter such as "
                 f'"{score} > 4", or list {score!r} in ignore'
             )
+        if needs.teacher and not (records.has_teacher and records.negatives_per_query):
+            raise DataError(
+                f'source {records.name}: objective.kind = "{kind}" needs hard negatives and a '
+                "teacher's scores of the positive and of each negative: name the scores' columns "
+                "in columns.scores, or leave the source out"
+            )
+        if records.has_teacher and not needs.teacher:
+            raise DataError(
+                f"source {records.name}: columns.scores names a teacher's scores, and "
+                f'objective.kind = "{kind}" does not use them: train with objective.kind = '
+                '"distill", or take columns.scores out and list the columns in ignore'
+            )
         if not needs.hard_negatives and records.negatives_per_query:
             raise DataError(
                 f"source {records.name}: has hard negatives, which objective.kind = "

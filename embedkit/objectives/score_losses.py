@@ -50,6 +50,55 @@ def cosent(similarities: Tensor, scores: Tensor, *, temperature: float) -> Tenso
     return torch.cat([terms.new_zeros(1), terms]).logsumexp(dim=0)
 
 
+def by_query(values: Tensor, owners: Tensor, queries: int) -> tuple[Tensor, Tensor]:
+    """Arrange a value of each document in a row for its query, in the order of the documents.
+
+    Shapes: values and owners ``(n,)``, owners below ``queries``; the result, values and the mask of
+    those that are there, both ``(queries, m)`` for the most documents m of a query.
+    """
+    order = owners.argsort(stable=True)
+    counts = owners.bincount(minlength=queries)
+    starts = counts.cumsum(0) - counts
+    rows = owners[order]
+    columns = torch.arange(len(owners), device=owners.device) - starts[rows]
+    shape = queries, int(counts.max()) if queries else 0
+    there = torch.zeros(shape, dtype=torch.bool, device=owners.device)
+    there[rows, columns] = True
+    return values.new_zeros(shape).index_put((rows, columns), values[order]), there
+
+
+def distillation_kl(
+    student: Tensor,
+    teacher: Tensor,
+    there: Tensor,
+    *,
+    temperature: float,
+    teacher_temperature: float,
+) -> Tensor:
+    """Return the divergence of the teacher's softmax over each row from the student's, summed.
+
+    It is multiplied by ``temperature`` squared, as in Hinton et al. (2015), section 2.
+
+    Shapes: student, teacher and ``there``, the mask of the entries, ``(q, m)`` -> ``()``.
+    """
+    lowest = torch.finfo(student.dtype).min
+    scaled = (student / temperature, teacher.to(student) / teacher_temperature)
+    ours, theirs = (rows.masked_fill(~there, lowest).log_softmax(dim=1) for rows in scaled)
+    terms = theirs.exp() * (theirs - ours)
+    return terms.masked_fill(~there, 0).sum() * temperature**2
+
+
+def margin_errors(student: Tensor, teacher: Tensor, there: Tensor) -> Tensor:
+    """Return the squared differences of student's and teacher's margins, summed.
+
+    A margin is the score of the positive, in column 0, minus that of a negative.
+
+    Shapes: student, teacher and ``there``, the mask of the entries, ``(q, m)`` -> ``()``.
+    """
+    ours, theirs = (rows[:, :1] - rows[:, 1:] for rows in (student, teacher.to(student)))
+    return ((ours - theirs) ** 2).masked_fill(~there[:, 1:], 0).sum()
+
+
 def spearman(one: Tensor, other: Tensor) -> Tensor:
     """Return Spearman's rank correlation, 0 if either is constant. Shapes: ``(n,)`` -> ``()``."""
     ranks = []

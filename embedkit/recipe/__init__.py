@@ -20,6 +20,7 @@ from embedkit.recipe.pair_objectives import (
     AnglE,
     Contrastive,
     CoSENT,
+    Distill,
     InContext,
     InfoNCE,
     Needs,

@@ -30,6 +30,9 @@ class Needs:
     refused."""
     scores: bool = False
     """Whether batches carry the scores of ``columns.score``, which every source must then have."""
+    teacher: bool = False
+    """Whether batches carry a teacher's scores of each document, from ``columns.scores``, which
+    every source must then have."""
     hard_negatives: bool = True
     """Whether the loss may use hard negatives. Otherwise a source that has any is refused."""
     widths: tuple[int, ...] = ()
@@ -219,10 +222,42 @@ class AnglE(CoSENT):
     kind: Literal["angle"]  # type: ignore[assignment]
 
 
+class Distill(PairObjective):
+    """A teacher's scores of the positive and the hard negatives of each query, learned by the
+    inner products of unit vectors.
+    """
+
+    kind: Literal["distill"]
+    implementation: ClassVar[str] = "embedkit.objectives.distill:DistillObjective"
+    loss: Literal["kl", "margin_mse"] = "kl"
+    """``kl`` is the divergence of the teacher's distribution over a query's documents from the
+    model's; ``margin_mse`` the mean squared difference of their margins from the positive to each
+    negative (Hofstätter et al., 2020)."""
+    temperature: PositiveFloat = 1.0
+    """Divisor of the model's similarities for ``kl``, whose loss is multiplied by its square. The
+    default is that of sentence-transformers; unit vectors then give flat distributions, and sharp
+    ones with 0.05."""
+    teacher_temperature: PositiveFloat = 1.0
+    """Divisor of the teacher's scores for ``kl``."""
+    micro_batch_tokens: PositiveInt | None = None
+    """Number of tokens encoded at a time with gradient caching. ``None`` turns gradient caching
+    off."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(teacher=True)
+
+
 OBJECTIVES = Kinds(
     "embedkit.objectives",
     PairObjective,
-    {"contrastive": Contrastive, "contextual": InContext, "cosent": CoSENT, "angle": AnglE},
+    {
+        "contrastive": Contrastive,
+        "contextual": InContext,
+        "cosent": CoSENT,
+        "angle": AnglE,
+        "distill": Distill,
+    },
     default="contrastive",
 )
 """Losses that ``objective.kind`` can choose."""

@@ -47,6 +47,31 @@ def test_training_on_scores_orders_the_similarities(
     assert lines[-1]["spearman"] > 0.6
 
 
+@pytest.mark.parametrize("loss", ["kl", "margin_mse"])
+def test_training_on_a_teacher_learns_its_order(
+    loss: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    rows = [
+        {"query": f"term {row}", "positive": "stone", "negatives": ["river", "law"]}
+        | {"pos_scores": 0.2, "neg_scores": [0.9, -0.4]}
+        for row in range(16)
+    ]
+    records = Records.from_rows(rows, columns={"scores": ["pos_scores", "neg_scores"]})
+    objective = {"kind": "distill", "loss": loss, "temperature": 0.2, "teacher_temperature": 0.2}
+    recipe = recipe_of(tiny_model, objective, steps=16)
+    embedkit.finetune(recipe, tmp_path / "run", sources={"terms": records})
+    lines = metrics_of(tmp_path / "run")
+    assert lines[-1]["loss"] < lines[0]["loss"] / 2
+    assert lines[-1]["accuracy"] > 0.9
+    with pytest.raises(DataError, match=r'"contrastive" does not use them: train with objective'):
+        embedkit.finetune(recipe_of(tiny_model, {}), tmp_path / "no", sources={"terms": records})
+    untaught = Records.from_rows(rows, ignore=["pos_scores", "neg_scores"])
+    with pytest.raises(
+        DataError, match=r'objective\.kind = "distill" needs hard negatives and a t'
+    ):
+        embedkit.finetune(recipe, tmp_path / "no", sources={"terms": untaught})
+
+
 def test_a_contrastive_loss_on_scores_names_three_remedies(
     tiny_model: Path, tmp_path: Path
 ) -> None:

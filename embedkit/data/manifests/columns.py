@@ -71,6 +71,10 @@ class ColumnPath:
         spelled = list_in(row, value)
         return [self._text(element) for element in _flat(value if spelled is None else spelled)]
 
+    def values_in(self, row: Mapping[str, Any]) -> list[Any]:
+        """Return the values of lists of any depth, or the one value."""
+        return list(_flat(self(row)))
+
     def mark_in(self, row: Mapping[str, Any], remedy: str) -> str | None:
         """Return a text or a whole number as text; an error says ``remedy``."""
         value = self(row)
@@ -190,6 +194,9 @@ class Columns(Section):
     concept."""
     topic: PathText | None = None
     """Path to the topic that a held-out classification task predicts. Training never sees it."""
+    scores: PathTexts = ()
+    """One or several paths to a teacher's scores of the row's documents: numbers, or lists of
+    them, of the positive first and then of each negative, for ``objective.kind = "distill"``."""
     score: PathText | None = None
     """Path to a number that says how well query and positive match. It is never recognised by its
     name, since only a loss that goes by scores may train on it."""

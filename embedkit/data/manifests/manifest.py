@@ -117,8 +117,17 @@ class Description(RowDescription):
         """Whether every pair has a score, on which a loss may train."""
         return self.columns.score is not None and self.negative_below is None
 
+    @property
+    def has_teacher(self) -> bool:
+        """Whether every document of a row has a teacher's score."""
+        return bool(self.columns.scores)
+
     @model_validator(mode="after")
     def _columns_agree(self) -> Self:
+        if self.negative_below is not None and self.has_teacher:
+            raise ValueError(
+                "negative_below adds negatives without a teacher's score: take columns.scores out"
+            )
         if self.negative_below is not None and self.columns.score is None:
             raise ValueError(
                 f"negative_below = {self.negative_below:g} needs columns.score, which names the "

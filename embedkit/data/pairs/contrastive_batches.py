@@ -62,6 +62,8 @@ class ContrastiveBatch:
     known_answers: Tensor | None = None
     surrogate: Tensor | None = None
     scores: Tensor | None = None
+    teacher: Tensor | None = None
+    """A teacher's score of each document for the query that it came with, ``(n,)``."""
 
     def to(self, device: torch.device) -> Self:
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
@@ -105,7 +107,7 @@ class Batches(Dataset[ContrastiveBatch]):
     def __getitem__(self, number: int) -> ContrastiveBatch:
         batch, source, numbers, size = self._share(number)
         records = self._records[source]
-        rows, documents, owners = self._draw(records, numbers, batch)
+        rows, documents, owners, teacher = self._draw(records, numbers, batch)
         queries = [row.query for row in rows]
         # A hard negative is of unknown label: only texts that were given one can share it.
         labels = [row.label for row in rows] + [None] * (len(documents) - len(rows))
@@ -136,13 +138,14 @@ class Batches(Dataset[ContrastiveBatch]):
             known_answers=known,
             surrogate=surrogate,
             scores=torch.tensor([row.score for row in rows]) if records.has_scores else None,
+            teacher=torch.tensor(teacher) if records.has_teacher else None,
         )
 
     def texts(self, batch: int) -> BatchTexts:
         """Return the texts of a whole batch of the sampler, with their prompts."""
         sampled = self._sampler[batch]
         records = self._records[sampled.source]
-        rows, documents, owners = self._draw(records, sampled.rows, batch)
+        rows, documents, owners, _ = self._draw(records, sampled.rows, batch)
         queries = [records.prompts.query + row.query for row in rows]
         documents = [records.prompts.document + text for text in documents]
         return BatchTexts(records.name, queries, documents, owners)
@@ -162,20 +165,25 @@ class Batches(Dataset[ContrastiveBatch]):
 
     def _draw(
         self, records: Records, numbers: NDArray[np.int64], batch: int
-    ) -> tuple[list[Record], list[str], list[int]]:
-        """Return the rows of these numbers, all their documents, and the row of each document."""
+    ) -> tuple[list[Record], list[str], list[int], list[float]]:
+        """Return the rows of these numbers, all their documents, the row of each document, and the
+        teacher's score of each, if there are any.
+        """
         rows, count = records.take(numbers), records.negatives_per_query
         documents = [row.positive for row in rows]
         owners = list(range(len(rows)))
+        teacher = [row.scores[0] for row in rows if row.scores]
         for owner, (row, number) in enumerate(zip(rows, numbers, strict=True)):
-            negatives = row.negatives
+            negatives, scores = row.negatives, (row.scores or ())[1:]
             if len(negatives) > count:
                 key = rng.fold_in(self._seed, "negatives", batch, int(number))
                 drawn = rng.permuted(np.arange(count), len(negatives), key)
                 negatives = tuple(negatives[n] for n in drawn)
+                scores = tuple(scores[n] for n in drawn) if scores else ()
             documents += negatives
             owners += [owner] * len(negatives)
-        return rows, documents, owners
+            teacher += scores
+        return rows, documents, owners, teacher
 
 
 def _hashes(texts: Sequence[str | None]) -> Tensor:

@@ -92,17 +92,35 @@ class _PairMaker:
             for mark in ("label", "concept", "topic")
         )
         score = _number(paths["score"][0], row) if "score" in paths else None
+        scores = self._scores(row, len(positives), len(negatives)) if "scores" in paths else None
         held_out = is_held_out(concept, self._share)
         # Negatives about concepts of the other split are dropped.
-        kept = [
-            text
-            for text, about in zip_longest(negatives, concepts)
+        places = [
+            place
+            for place, (text, about) in enumerate(zip_longest(negatives, concepts))
             if text and is_held_out(about, self._share) == held_out
         ]
+        kept = [negatives[place] for place in places]
+        if scores:
+            scores = [scores[0], *(scores[1 + place] for place in places)]
         return [
-            Pair(queries[0], positive, kept, label, concept, topic, score, held_out)
+            Pair(queries[0], positive, kept, label, concept, topic, score, scores, held_out)
             for positive in positives
         ]
+
+    def _scores(self, row: Row, positives: int, negatives: int) -> list[float]:
+        """Return a teacher's scores of a row's positive and its negatives."""
+        paths = self._paths["scores"]
+        names = " and ".join(path.text for path in paths)
+        if positives > 1:
+            raise DataError(f"{names}: the row has {positives} positives, not one: split it")
+        scores = [_finite(value, path, "scores") for path in paths for value in path.values_in(row)]
+        if len(scores) != 1 + negatives:
+            raise DataError(
+                f"{names}: has {len(scores)} scores for one positive and {negatives} negatives: "
+                "give one for each, that of the positive first"
+            )
+        return scores
 
     def _side(self, role: str, row: Row) -> list[str]:
         """Return a side's text, or several texts for a positive's ``[]``; none to drop the row."""
@@ -118,7 +136,10 @@ class _PairMaker:
 
 
 def _number(path: ColumnPath, row: Row) -> float:
-    value = path(row)
+    return _finite(path(row), path, "score")
+
+
+def _finite(value: object, path: ColumnPath, part: str) -> float:
     try:
         # Values of csv and tsv files are always text.
         if isinstance(value, str | int | float) and isfinite(number := float(value)):
@@ -126,6 +147,6 @@ def _number(path: ColumnPath, row: Row) -> float:
     except ValueError:
         pass
     raise DataError(
-        f"{path.text} is {value!r:.60}, not a finite number: correct columns.score or the data, or "
-        "leave the row out by a filter"
+        f"{path.text} is {value!r:.60}, not a finite number: correct columns.{part} or the data, "
+        "or leave the row out by a filter"
     )

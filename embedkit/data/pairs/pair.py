@@ -12,4 +12,6 @@ class Pair:
     concept: str | None = None
     topic: str | None = None
     score: float | None = None
+    scores: list[float] | None = None
+    """A teacher's scores of the positive and the negatives."""
     held_out: bool = False

@@ -40,6 +40,8 @@ class Record:
     negatives: tuple[str, ...] = ()
     label: str | None = None
     score: float | None = None
+    scores: Sequence[float] | None = None
+    """A teacher's scores of the positive and of each negative."""
 
 
 class Records(RowSource):
@@ -92,13 +94,19 @@ class Records(RowSource):
         Raises:
             IndexError: a row lies outside ``range(len(self))``.
         """
-        scores = ("score",) if self.has_scores else ()
-        columns = ("query", "positive", "negatives", "label", *scores)
-        taken = self.table.take([int(row) for row in rows], columns)
+        extra = [name for name, has in self._extra.items() if has]
+        taken = self.table.take(
+            [int(row) for row in rows], ["query", "positive", "negatives", "label", *extra]
+        )
         return [
-            Record(query, positive, tuple(negatives), *rest)
-            for query, positive, negatives, *rest in taken
+            Record(query, positive, tuple(negatives), label, **dict(zip(extra, rest, strict=True)))
+            for query, positive, negatives, label, *rest in taken
         ]
+
+    @property
+    def _extra(self) -> dict[str, bool]:
+        """Whether the table has each column that only some tables have."""
+        return {"score": self.has_scores, "scores": self.has_teacher}
 
     def texts(self) -> Iterator[str]:
         """Yield every query, positive and negative, from the first row to the last."""
@@ -163,6 +171,11 @@ class Records(RowSource):
         """Whether every row has a score."""
         return self.description.has_scores
 
+    @property
+    def has_teacher(self) -> bool:
+        """Whether every row has a teacher's scores of its documents."""
+        return self.description.has_teacher
+
 
 def open_records(manifest: Manifest | str | Path, split: Split = "train") -> Records:
     """Open the source of a manifest: its training rows, or those of the held-out concepts.
@@ -187,6 +200,8 @@ def open_records(manifest: Manifest | str | Path, split: Split = "train") -> Rec
     if manifest.columns.score is None:
         # Keys of sources without scores stay as they were before there were scores.
         del making["columns"]["score"]
+    if not manifest.columns.scores:
+        del making["columns"]["scores"]
     if manifest.negative_below is None:
         del making["negative_below"]
     if opened.knows_text_alone:
@@ -213,10 +228,12 @@ def _write(
 ) -> ColumnLayout:
     """Fill ``folder`` with one table for each split, and with the layout, which is returned."""
     layout = ColumnLayout()
-    scored = description.has_scores
+    scored, taught = description.has_scores, description.has_teacher
     with errors_named(name), ExitStack() as stack:
         writers = {
-            split: stack.enter_context(TableWriter(folder / f"{split}.arrow", scored=scored))
+            split: stack.enter_context(
+                TableWriter(folder / f"{split}.arrow", scored=scored, taught=taught)
+            )
             for split in splits(held_out_share(description))
         }
         for pair in from_rows.pairs(streams, description, layout):

@@ -26,7 +26,8 @@ _SCHEMA = pa.schema(
         "topic": pa.string(),
     }
 )
-_SCORED = _SCHEMA.append(pa.field("score", pa.float64()))
+_SCORE = pa.field("score", pa.float64())
+_SCORES = pa.field("scores", pa.list_(pa.float64()))
 _BATCH = 1024
 """Rows of every batch but the last, so that a row's batch is known without an index."""
 
@@ -43,14 +44,16 @@ class Facts:
 
 
 class TableWriter:
-    """Writes pairs one at a time, with their scores if they are ``scored``; a context manager.
+    """Writes pairs one at a time, with their score if they are ``scored``; a context manager.
+
+    If they are ``taught``, a teacher's scores of their documents are written too.
 
     The table is whole, and its facts lie beside it, when the block is left without an error.
     """
 
-    def __init__(self, path: Path, *, scored: bool) -> None:
+    def __init__(self, path: Path, *, scored: bool, taught: bool = False) -> None:
         self._path = path
-        self._schema = _SCORED if scored else _SCHEMA
+        self._schema = pa.schema([*_SCHEMA, *[_SCORE] * scored, *[_SCORES] * taught])
         self._file = pa.ipc.new_file(str(path), self._schema)
         self._block: list[dict[str, Any]] = []
         self._hash = hashlib.sha256()
