@@ -158,13 +158,19 @@ def _warmup(value: Any, recipe: Mapping[str, Any]) -> Values:
     return {"optim.warmup_steps": math.ceil(value * steps)}
 
 
-def _precision(name: str) -> Callable[[Any, Mapping[str, Any]], Values]:
-    def values(value: Any, recipe: Mapping[str, Any]) -> Values:
-        if not isinstance(value, bool):
-            raise UserError(f"{name} = {_text(value)}: write true, or set precision = {name!r}")
-        return {"precision": name if value else "fp32"}
+def _bf16(value: Any, recipe: Mapping[str, Any]) -> Values:
+    if not isinstance(value, bool):
+        raise UserError(f"bf16 = {_text(value)}: write true, or set precision = 'bf16'")
+    return {"precision": "bf16" if value else "fp32"}
 
-    return values
+
+def _fp16(value: Any, recipe: Mapping[str, Any]) -> Values:
+    if value is False:
+        return {"precision": "fp32"}
+    raise UserError(
+        f'fp16 = {_text(value)}: training has no fp16; precision = "auto" is bf16 where the device '
+        "has it, else fp32"
+    )
 
 
 def _gradient_checkpointing(value: Any, recipe: Mapping[str, Any]) -> Values:
@@ -203,8 +209,8 @@ _DEPENDENT: Mapping[str, Callable[[Any, Mapping[str, Any]], Values]] = {
     "per_device_train_batch_size": _batch_size,
     "max_seq_length": _length,
     "warmup_ratio": _warmup,
-    "bf16": _precision("bf16"),
-    "fp16": _precision("fp16"),
+    "bf16": _bf16,
+    "fp16": _fp16,
     "gradient_checkpointing": _gradient_checkpointing,
 }
 """Training arguments whose meaning depends on their value or on the recipe."""

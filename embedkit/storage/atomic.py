@@ -43,7 +43,12 @@ def aside_of(path: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, is on disk."""
+    """Wait until a file, or the list of names in a folder, is on disk.
+
+    On Windows, folders cannot be opened, and files only to be written: there it does not wait.
+    """
+    if os.name == "nt":
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -164,10 +165,10 @@ class Trainer(Generic[BatchT]):
             return start
         per_step = self._recipe.optim.gradient_accumulation_steps
         numbers = range(start * per_step, self._steps * per_step)
-        stream = self._batches(numbers)
         self._model.train()
         console = Console(quiet=not distributed.is_main())
-        with Progress(console, "step", self._steps, start) as progress:
+        bar = Progress(console, "step", self._steps, start)
+        with _closed_after(self._batches(numbers)) as stream, bar as progress:
             for step in range(start, self._steps):
                 began = time.perf_counter()
                 source, values = self._step(step, stream)
@@ -253,3 +254,17 @@ class Trainer(Generic[BatchT]):
             best = self._evaluator.best_step()
             checkpoint.save(root, done, state, self._facts, keep=keep, best=best)
         distributed.barrier()
+
+
+@contextmanager
+def _closed_after(stream: Iterator[BatchT]) -> Iterator[Iterator[BatchT]]:
+    """Close a stream of batches at the end, which stops its worker processes.
+
+    An exception that nobody catches keeps the stream alive, and the process would wait at its exit
+    for workers that ignore SIGTERM.
+    """
+    try:
+        yield stream
+    finally:
+        if isinstance(stream, Generator):
+            stream.close()

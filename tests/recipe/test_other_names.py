@@ -97,6 +97,7 @@ def test_a_loss_keeps_its_own_kind_if_that_is_known(file: str) -> None:
         ("loss=ContrastiveTensionLoss", "the kinds are .*contextual, contrastive"),
         ("objective.kind=TripletLoss", "which reads triplets too"),
         ("bf16=1", "bf16 = 1: write true"),
+        ("fp16=true", 'training has no fp16; precision = "auto" is'),
     ],
 )
 def test_what_has_no_counterpart_is_refused_with_what_is_nearest(

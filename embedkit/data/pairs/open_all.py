@@ -6,6 +6,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context
 
+from embedkit.data.loading import without_script
 from embedkit.data.pairs.records import open_records
 from embedkit.errors import DataError
 
@@ -26,7 +27,8 @@ def open_all(names: Sequence[str], workers: int) -> Iterator[tuple[str, int]]:
     pool = ProcessPoolExecutor(min(workers, len(names)), get_context("spawn"))
     name = names[0]
     try:
-        jobs = {pool.submit(_rows_and_warnings, name): name for name in names}
+        with without_script():
+            jobs = {pool.submit(_rows_and_warnings, name): name for name in names}
         for job in as_completed(jobs):
             name = jobs[job]
             rows, messages = job.result()
