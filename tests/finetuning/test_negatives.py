@@ -19,13 +19,12 @@ def rows_with(**columns: Any) -> list[dict[str, Any]]:
     return [{"query": f"query {n}", "positive": f"answer {n}"} | columns for n in range(8)]
 
 
-def recipe_of(**objective: Any) -> Recipe:
+def recipe_of() -> Recipe:
     tables: dict[str, Any] = {
         "steps": 10,
         "model": "starter",
         "data": {"batch_size": 4, "mix": [{"manifest": "given"}]},
         "optim": {"lr": 1e-3},
-        "objective": {"kind": "contrastive"} | objective,
     }
     return Recipe.model_validate(tables)
 
