@@ -26,6 +26,7 @@ __all__ = [
     "blend",
     "cluster",
     "compare",
+    "deploy_check",
     "estimate",
     "evaluate",
     "evaluate_perplexity",

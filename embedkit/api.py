@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from embedkit.finetuning.mixture import sampling_shares
     from embedkit.finetuning.show_batch import texts_of_step
     from embedkit.mining.mine_source import mine
+    from embedkit.models.deploy_check import deploy_check
     from embedkit.models.embedding_model import EmbeddingModel
     from embedkit.models.export import export
     from embedkit.models.load import load
@@ -89,6 +90,7 @@ _HOMES = {
     "sampling_shares": "finetuning.mixture",
     "texts_of_step": "finetuning.show_batch",
     "mine": "mining.mine_source",
+    "deploy_check": "models.deploy_check",
     "export": "models.export",
     "load": "models.load",
     "EvaluationInterrupted": "evaluation.summary",

@@ -18,6 +18,7 @@ from embedkit_cli.blend import blend
 from embedkit_cli.cluster import cluster
 from embedkit_cli.command_line import Commands
 from embedkit_cli.compare import compare
+from embedkit_cli.deploy_check import deploy_check
 from embedkit_cli.evaluate import eval_mteb
 from embedkit_cli.export import export
 from embedkit_cli.failures import failures
@@ -136,7 +137,7 @@ def finetune(
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(mine, cluster, eval_mteb, eval_perplexity, compare, failures, export, blend),
+    *(mine, cluster, eval_mteb, eval_perplexity, compare, failures, export, blend, deploy_check),
     *(recipes.recipes, recipes.show, recipes.batch, recipes.explain, recipes.schema),
 )
 for command in _COMMANDS:

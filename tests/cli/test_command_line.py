@@ -49,7 +49,7 @@ def test_help_lists_the_commands_in_the_order_of_the_work(words: list[str]) -> N
     assert listed == [
         *("data", "inspect", "pretrain", "finetune", "mine", "cluster"),
         *("eval-mteb", "eval-perplexity", "compare", "failures", "export", "blend"),
-        *("recipes", "show", "batch", "explain", "schema"),
+        *("deploy-check", "recipes", "show", "batch", "explain", "schema"),
     ]
 
 

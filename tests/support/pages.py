@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")], key=lambda path: (len(path.parts), path)
 )
-NEEDS = {"hub", "gpu", "time"}
+NEEDS = {"hub", "gpu", "time", "package"}
 _COMMENT = re.compile(r"<!-- (?P<key>needs|file): (?P<value>.+?) -->\s*")
 
 
