@@ -35,6 +35,7 @@ __all__ = [
     "finetune",
     "format_comparison",
     "format_failures",
+    "init",
     "inspect",
     "load",
     "load_pretrain_recipe",

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from embedkit.evaluation.summary import EvaluationInterrupted
     from embedkit.finetuning.blend import blend, parse_shares
     from embedkit.finetuning.mixture import sampling_shares
+    from embedkit.finetuning.own_data import OwnOptions
     from embedkit.finetuning.show_batch import texts_of_step
     from embedkit.mining.mine_source import mine
     from embedkit.models.deploy_check import deploy_check
@@ -106,26 +107,32 @@ def __getattr__(name: str) -> Any:
 
 
 def finetune(
-    recipe: Recipe | str | Path,
+    recipe: Recipe | str | Path | None = None,
     output: str | Path | None = None,
     *,
+    data: str | Path | None = None,
     sources: Mapping[str, Records] | None = None,
     objective: object | None = None,
     resume: bool = False,
     overwrite: bool = False,
     allow_world_size_change: bool = False,
+    **own: Unpack[OwnOptions],
 ) -> Path:
     """Fine-tune an embedding model, evaluating it as the recipe says. Under torchrun, on all ranks.
 
     Args:
         recipe: a value, a name under ``recipes/``, or a path; for another backbone than its own,
             ``load_recipe(name, ["model=..."])``.
-        output: the run's folder; by default ``runs/<recipe>``.
+        output: the run's folder; by default ``runs/<recipe>`` or ``runs/<data>``.
+        data: pairs of one's own, in place of a recipe, which is then chosen for them: a file, a
+            folder of files or of ``datasets``, or the hub id of a data set.
         sources: records by the names under which the recipe's mixture mentions them.
         objective: a loss of one's own (docs/extending.md), if the recipe has no ``[objective]``.
         resume: continue the newest whole checkpoint in ``output``.
         overwrite: replace the run in ``output``.
         allow_world_size_change: resume on another number of ranks, with other rounding.
+        own: with ``data``, the ``model`` to train; ``columns``, the names of columns by the part
+            that they play; names of columns to ``ignore``; ``overrides`` of the recipe.
 
     Returns:
         The exported model's folder, which ``SentenceTransformer`` opens without embedkit.
@@ -134,19 +141,54 @@ def finetune(
         UserError: recipe, data, model or folder are not as they should be.
         Interrupted: the run was asked to stop; it has written a checkpoint if it took a step.
     """
-    from embedkit.finetuning.run import prepare
+    from embedkit.finetuning.own_data import name_of
+    from embedkit.finetuning.run import prepare, prepare_own
     from embedkit.training.trainer import run_training
 
-    resolved = as_recipe(recipe)
-    if objective is not None:
-        resolved = resolved.with_objective(objective)
+    if (recipe is None) == (data is None):
+        raise UserError("finetune takes a recipe (--recipe) or own data (--data), one of them")
+    if data is not None and (sources is not None or objective is not None):
+        raise UserError("sources and objective go with a recipe, not with data")
+    if recipe is not None and own:
+        raise UserError(f"{', '.join(own)}: goes with data, and a recipe has keys for it")
+    if data is not None:
+        job, folder = partial(prepare_own, data, own), Path("runs") / name_of(str(data))
+    else:
+        assert recipe is not None
+        resolved = as_recipe(recipe)
+        if objective is not None:
+            resolved = resolved.with_objective(objective)
+        job, folder = partial(prepare, resolved, sources), default_output(recipe)
     return run_training(
-        partial(prepare, resolved, sources),
-        Path(output or default_output(recipe)),
+        job,
+        Path(output or folder),
         resume=resume,
         overwrite=overwrite,
         allow_world_size_change=allow_world_size_change,
     )
+
+
+def init(
+    data: str | Path, output: str | Path | None = None, **own: Unpack[OwnOptions]
+) -> tuple[Path, Table]:
+    """Write the recipe and manifest by which ``finetune`` would train on own data, for changes.
+
+    Args:
+        data: a file, a folder of files or of ``datasets``, or the hub id of a data set.
+        output: folder of the files, which is new or empty; by default that of the data's name.
+        own: as for ``finetune``.
+
+    Returns:
+        The path of the recipe, and a table of its settings with their reasons.
+
+    Raises:
+        UserError: the data are not as they should be, or ``output`` has something in it.
+    """
+    from embedkit.finetuning import own_data
+
+    folder = Path(output or own_data.name_of(str(data)))
+    run = own_data.plan(data, folder, **own)
+    return own_data.write(run, folder), run.table()
 
 
 def pretrain(

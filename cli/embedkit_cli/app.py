@@ -13,7 +13,7 @@ import typer
 
 from embedkit import api
 from embedkit.errors import UserError
-from embedkit_cli import data, recipes
+from embedkit_cli import data, own_data, recipes
 from embedkit_cli.blend import blend
 from embedkit_cli.cluster import cluster
 from embedkit_cli.command_line import Commands
@@ -25,7 +25,14 @@ from embedkit_cli.failures import failures
 from embedkit_cli.inspect import inspect
 from embedkit_cli.interruption import print_how_to_resume
 from embedkit_cli.mine import mine
-from embedkit_cli.options import Overrides, RecipeName, is_main, with_options
+from embedkit_cli.options import (
+    RECIPE_HELP,
+    Overrides,
+    RecipeName,
+    is_main,
+    recipe_names,
+    with_options,
+)
 from embedkit_cli.perplexity import eval_perplexity
 
 app = typer.Typer(
@@ -38,9 +45,15 @@ app.add_typer(data.app, name="data")
 Output = Annotated[
     Path | None, typer.Option(help="The folder of the run; runs/<recipe> if it is not given.")
 ]
+MaybeRecipe = Annotated[str | None, typer.Option(autocompletion=recipe_names, help=RECIPE_HELP)]
+Data = Annotated[
+    str | None, typer.Option("--data", help=f"In place of a recipe: {own_data.DATA_HELP}")
+]
 Backbone = Annotated[
     str | None,
     typer.Option(
+        "--backbone",
+        "--model",
         metavar="MODEL",
         help="Train this encoder instead of the recipe's: a folder, a hub id, or starter.",
     ),
@@ -110,9 +123,12 @@ def pretrain(
 @app.command()
 @with_options(api.Shortcuts)
 def finetune(
-    recipe: RecipeName,
+    recipe: MaybeRecipe = None,
+    data_: Data = None,
     output: Output = None,
     backbone: Backbone = None,
+    columns: own_data.Columns = [],
+    ignore: own_data.Ignore = [],
     overrides: Overrides = [],
     resume: Resume = False,
     overwrite: Overwrite = False,
@@ -121,15 +137,24 @@ def finetune(
 ) -> None:
     """Fine-tune an embedding model on pairs, and evaluate it as the recipe says.
 
-    Under torchrun the command runs on every rank.
+    With --data in place of --recipe, a recipe is chosen for the pairs, and its settings are printed
+    with their reasons. Under torchrun the command runs on every rank.
     """
-    # The name is quoted, since the value of an override is TOML.
-    model = [f"model={json.dumps(backbone)}"] if backbone is not None else []
-    short = api.from_arguments(api.Shortcuts, shortcuts).overrides()
+    overrides = [*overrides, *api.from_arguments(api.Shortcuts, shortcuts).overrides()]
+    resolved = None
+    if recipe is not None:
+        # The name is quoted, since the value of an override is TOML.
+        model = [f"model={json.dumps(backbone)}"] if backbone is not None else []
+        resolved = api.load_recipe(recipe, [*overrides, *model])
+        output = output or api.default_output(recipe)
+    asked = recipe is None or columns or ignore
+    own = own_data.options(backbone, columns, ignore, overrides) if asked else {}
     with print_how_to_resume():
         api.finetune(
-            api.load_recipe(recipe, [*overrides, *short, *model]),
-            output or api.default_output(recipe),
+            resolved,
+            output,
+            data=data_,
+            **own,
             resume=resume,
             overwrite=overwrite,
             allow_world_size_change=allow_world_size_change,
@@ -137,7 +162,8 @@ def finetune(
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(mine, cluster, eval_mteb, eval_perplexity, compare, failures, export, blend, deploy_check),
+    *(own_data.init, mine, cluster, eval_mteb, eval_perplexity, compare, failures, export),
+    *(blend, deploy_check),
     *(recipes.recipes, recipes.show, recipes.batch, recipes.explain, recipes.schema),
 )
 for command in _COMMANDS:

@@ -42,8 +42,8 @@ class Mixture:
         return {records.name: records.fingerprint for records in self.records} | table | validation
 
 
-def open_mixture(recipe: Recipe, given: Mapping[str, Records] | None = None) -> Mixture:
-    """Open every source of the recipe; a key of ``given`` stands in for a manifest of that name.
+def open_mixture(recipe: Recipe, given: Mapping[str, Records | Manifest] | None = None) -> Mixture:
+    """Open every source of the recipe; a value of ``given`` stands for the manifest of its key.
 
     Raises:
         DataError: a source cannot be read, or ``validation.share`` holds out no row.
@@ -52,10 +52,15 @@ def open_mixture(recipe: Recipe, given: Mapping[str, Records] | None = None) -> 
     """
     given, held_out = given or {}, recipe.validation
     names = manifests_of(recipe.data.mix, given)
-    manifests = {name: load_manifest(name) for name in names if name not in given}
+    opened = {
+        name: source.renamed(name) for name, source in given.items() if isinstance(source, Records)
+    }
+    stated = {name: source for name, source in given.items() if isinstance(source, Manifest)}
+    manifests = {
+        name: stated.get(name) or load_manifest(name) for name in names if name not in opened
+    }
     records = tuple(
-        given[name].renamed(name) if name in given else open_records(manifests[name])
-        for name in names
+        opened[name] if name in opened else open_records(manifests[name]) for name in names
     )
     if twice := repeated([source.name for source in records]):
         raise UserError(f"data.mix: two sources are called {', '.join(twice)}; rename one")

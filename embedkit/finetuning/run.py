@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import torch
 
 from embedkit import distributed
 from embedkit.data.loading import stream
+from embedkit.data.manifests.manifest import Manifest
 from embedkit.data.manifests.sources import READERS
 from embedkit.data.pairs.contrastive_batches import Batches, ContrastiveBatch
 from embedkit.data.pairs.records import Records
 from embedkit.distributed.progress import show
 from embedkit.errors import DataError
 from embedkit.evaluation.comparing.comparison import remarks_on
+from embedkit.evaluation.failures.verdict import verdict
 from embedkit.evaluation.mteb import reach
 from embedkit.evaluation.mteb.task_selection import check_held_out, known_tasks
 from embedkit.evaluation.summary import comparison
@@ -30,6 +33,7 @@ from embedkit.finetuning.mixture import (
 from embedkit.finetuning.model_card import model_card
 from embedkit.finetuning.negatives import check_negatives, remarks_on_negatives
 from embedkit.finetuning.overview import overview, remarks, remarks_on_prompts
+from embedkit.finetuning.own_data import OwnOptions, plan
 from embedkit.finetuning.validator import Validator, described
 from embedkit.models import lora, precision
 from embedkit.models.embedding_model import EmbeddingModel
@@ -42,9 +46,19 @@ from embedkit.training.metrics import check_trackers
 from embedkit.training.trainer import TrainingJob
 
 
+def prepare_own(
+    data: str | Path, options: OwnOptions, folder: Path, device: torch.device
+) -> TrainingJob[ContrastiveBatch]:
+    """Choose a recipe and a manifest for own data, print them with the reasons, and prepare."""
+    own = plan(data, folder, **options)
+    distributed.on_main(lambda: show(own.table()))
+    job = prepare(own.recipe, {own.recipe.data.mix[0].manifest: own.manifest}, folder, device)
+    return replace(job, files=own.files)
+
+
 def prepare(
     recipe: Recipe,
-    sources: Mapping[str, Records] | None,
+    sources: Mapping[str, Records | Manifest] | None,
     folder: Path,
     device: torch.device,
 ) -> TrainingJob[ContrastiveBatch]:
@@ -144,6 +158,9 @@ def _finish(
     changed = remarks_on(before, after) if before else []
     for line in (*changed, *after.prompts(), *after.reasons()):
         show(line)
+    if recipe.evaluation.verdict and before:
+        for line in verdict(folder / "eval" / "before", folder / "eval" / "after"):
+            show(line)
     if after.is_complete and after.missing:
         show(f"to score them: {_command_to_score(folder)}")
     return after.is_complete

@@ -92,6 +92,10 @@ class Evaluation(ScoringSettings):
     """Number of steps between two evaluations on the way. If unset, there is only one, at the
     end."""
 
+    verdict: bool = False
+    """Whether the run ends with a sentence on each retrieval task: how many queries the trained
+    model answers better and worse than the backbone, and whether the difference may be chance."""
+
     @property
     def wanted(self) -> bool:
         """Whether the recipe names anything to evaluate on."""

@@ -52,9 +52,17 @@ def as_recipe(recipe: Recipe | str | Path) -> Recipe:
 def load_any_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe | PretrainRecipe:
     """Read a recipe of the kind that its ``objective.kind`` says, and apply overrides."""
     path = find("recipes", name)
-    tables, remarks = with_new_names(read_toml(path), name)
-    if name.endswith(".toml"):
-        tables = _with_paths(tables, path)
+    stored = read_toml(path)
+    return overridden(
+        _with_paths(stored, path) if name.endswith(".toml") else stored, overrides, name
+    )
+
+
+def overridden(
+    stored: Mapping[str, Any], overrides: Sequence[str], name: str
+) -> Recipe | PretrainRecipe:
+    """Return the recipe of tables after ``dotted.key=value`` overrides; errors say ``name``."""
+    tables, remarks = with_new_names(stored, name)
     # The ratio is of the steps that another override may set.
     for key, value in sorted(map(parsed, overrides), key=lambda pair: _is_ratio(pair[0])):
         values, remark = other_names.meaning(key, value, tables) or ({key: value}, "")

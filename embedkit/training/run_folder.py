@@ -31,7 +31,7 @@ _INERT = (
 batch table is compared by its hash among the sources, so that its path may change."""
 
 _FILES = ("recipe.toml", "run.json", "metrics.jsonl", "held_out.jsonl", "validation.jsonl")
-_FOLDERS = ("checkpoints", "model", "eval", "tensorboard", "wandb")
+_FOLDERS = ("checkpoints", "manifests", "model", "eval", "tensorboard", "wandb")
 _ENTRIES = {*_FILES, *(aside_of(Path(name)).name for name in _FILES), *_FOLDERS}
 """Names of the files and folders that a run writes into its folder."""
 
@@ -86,8 +86,10 @@ def claim(path: Path, *, resume: bool, overwrite: bool) -> None:
             path.mkdir(parents=True, exist_ok=True)
 
 
-def describe(path: Path, recipe: Training, facts: Mapping[str, Any]) -> None:
-    """Write ``recipe.toml``, and versions, hardware and ``facts`` into ``run.json``."""
+def describe(
+    path: Path, recipe: Training, facts: Mapping[str, Any], files: Mapping[str, str]
+) -> None:
+    """Write ``recipe.toml`` and ``files``; versions, hardware and ``facts`` into ``run.json``."""
     hardware = f"{platform.machine()} CPU ({torch.backends.cpu.get_cpu_capability()})"
     if torch.cuda.is_available():
         hardware = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
@@ -99,6 +101,9 @@ def describe(path: Path, recipe: Training, facts: Mapping[str, Any]) -> None:
     }
     # run.json is written first, since --resume and --overwrite recognise a run by it.
     write_json(path / "run.json", record)
+    for name, text in files.items():
+        (path / name).parent.mkdir(exist_ok=True)
+        write_text(path / name, text)
     tables = recipe.model_dump(mode="json", exclude_none=True)
     write_text(path / "recipe.toml", tomli_w.dumps(tables))
 

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic
@@ -41,6 +41,8 @@ class TrainingJob(Generic[BatchT]):
     finish: Callable[[Stop], bool]
     """Function that exports the model and runs the final evaluation; called on every rank. It
     returns whether the evaluation came to its end."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Text files that belong to the run, by their paths in its folder."""
     peak_flops: float | None = None
     """Peak of all ranks together, in floating point operations per second, if known."""
 
@@ -100,7 +102,9 @@ def run_training(
             with Metrics(path / "metrics.jsonl", trackers, job.peak_flops) as metrics:
                 trainer = Trainer(job, path, facts, metrics)
                 start = trainer.resume(allow_world_size_change) if resume else 0
-                distributed.on_main(partial(run_folder.describe, path, job.recipe, facts))
+                distributed.on_main(
+                    partial(run_folder.describe, path, job.recipe, facts, job.files)
+                )
                 distributed.on_main(partial(truncate_lines, path / "metrics.jsonl", start))
                 job.evaluator.before(start, stop)
                 if distributed.any_rank(stop(), device):

@@ -56,13 +56,13 @@ def run_with_checkpoint(path: Path, recipe: Recipe) -> Path:
     optimizer = build_optimizer(model, recipe.optim)
     state = checkpoint.captured(model, optimizer)
     checkpoint.save(path / "checkpoints", 50, state, facts_of(recipe), keep=2)
-    run_folder.describe(path, recipe, facts_of(recipe))
+    run_folder.describe(path, recipe, facts_of(recipe), {})
     return path
 
 
 def run_without_checkpoint(path: Path, recipe: Recipe) -> Path:
     run_folder.claim(path, resume=False, overwrite=False)
-    run_folder.describe(path, recipe, facts_of(recipe))
+    run_folder.describe(path, recipe, facts_of(recipe), {})
     return path
 
 

@@ -1,0 +1,291 @@
+"""Writes the recipe and the manifest of a run on own data, each setting with its reason."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, TypedDict
+
+import tomli_w
+from rich.table import Table
+
+from embedkit.config import assign, validated
+from embedkit.data.manifests.manifest import HeldOut, HeldOutTask, Manifest, SameLabel
+from embedkit.data.pairs.lengths import sampled_lengths
+from embedkit.data.pairs.recognition import Recognition, recognised
+from embedkit.data.pairs.records import Records, open_records
+from embedkit.data.sources.open_source import opened
+from embedkit.data.sources.rows import errors_named
+from embedkit.data.sources.source_of import source_of
+from embedkit.data.tables import plain_table
+from embedkit.errors import DataError
+from embedkit.models.hub import load_tokenizer
+from embedkit.recipe import Recipe
+from embedkit.recipe.load_recipes import overridden
+from embedkit.storage.hashing import sha256_of_text
+
+MANIFESTS = "manifests"
+"""Folder of a run, or beside a recipe, that holds the manifest of own data."""
+
+_SEEN = 200
+"""Rows by whose values columns are recognised."""
+_MEASURED = 2000
+"""Rows whose texts are tokenized to choose the limits."""
+_FEWEST = 40
+"""Documents of which some can be held out and some trained on."""
+_TESTED = 300
+"""Documents held out for the test, as far as a fifth of all has as many."""
+_VALIDATED = 200
+"""Documents whose pairs choose the step to export, as far as a tenth of all has as many."""
+_MEASURED_EVERY = 50
+"""Steps between two measurements of the pairs that choose the step."""
+_STEPS = 300
+"""Steps of a run on data that are too few for so many in one pass."""
+_PASSES = 10
+"""Most passes over the data, after which a small encoder knows them by heart."""
+_BATCH = 64
+_RATE = 2e-5
+"""The usual rate for batches of 16 pairs."""
+_NEGATIVES = 4
+_CUT = 0.01
+"""Share of texts that may be longer than the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A setting that was chosen for the data."""
+
+    key: str
+    value: object
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRun:
+    """What a run on own data is made of."""
+
+    recipe: Recipe
+    manifest: Manifest
+    choices: tuple[Choice, ...]
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The manifest as the text of a file, by its path beside the recipe."""
+        tables = self.manifest.model_dump(
+            mode="json", exclude={"name"}, exclude_none=True, exclude_unset=True
+        )
+        return {manifest_path(self.manifest.name): tomli_w.dumps(tables)}
+
+    def table(self) -> Table:
+        """Return a table of all choices with their reasons."""
+        rows = [(one.key, str(one.value), one.reason) for one in self.choices]
+        return plain_table(["setting", "value", "reason"], rows, title=self.manifest.name)
+
+
+def manifest_path(name: str) -> str:
+    """Return the path of the manifest of own data from the folder of its recipe."""
+    return f"{MANIFESTS}/{name}.toml"
+
+
+class OwnOptions(TypedDict, total=False):
+    """What users may say of a run on own data, as keyword arguments."""
+
+    model: str
+    columns: Mapping[str, str]
+    ignore: Sequence[str]
+    overrides: Sequence[str]
+
+
+def plan(
+    data: str | Path,
+    folder: Path,
+    *,
+    model: str = "starter",
+    columns: Mapping[str, str] | None = None,
+    ignore: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> OwnRun:
+    """Choose manifest and recipe for own data, by its columns, its size and its lengths.
+
+    The same data give the same choices.
+
+    Args:
+        data: a file, a folder of files or of ``datasets``, or the hub id of a data set.
+        folder: folder of the run or recipe, where the manifest is going to lie.
+        model: the encoder to train.
+        columns: names of columns by the part that they play, where their own names do not say it.
+        ignore: columns that play no part on purpose.
+        overrides: assignments ``dotted.key=value`` to keys of the recipe.
+
+    Raises:
+        DataError: the data cannot be read, a column could play several parts or would change
+            training and plays none, or there are too few documents.
+    """
+    manifest, choices = _described(str(data), columns or {}, ignore)
+    records = open_records(manifest)
+    if dropped := records.layout.rows_read - len(records):
+        reason = f"{dropped:,} of {records.layout.rows_read:,} rows repeat another or lack a text"
+        choices.append(Choice("deduplicate, drop_empty", True, reason))
+    held_out = _held_out(manifest, records)
+    if held_out is not None:
+        share, reason = held_out
+        task = HeldOutTask(name=manifest.name, type="retrieval")
+        manifest = _changed(manifest, held_out=HeldOut(share=share, tasks=(task,)))
+        choices.append(Choice("held_out.share", share, reason))
+        records = open_records(manifest)
+    if (most := _most_negatives(records)) > 1:
+        used = min(most, _NEGATIVES)
+        manifest = _changed(manifest, negatives_per_query=used)
+        choices.append(
+            Choice("negatives_per_query", used, f"rows have up to {most}; {_NEGATIVES} at most")
+        )
+    chosen = [*_training(records, model), *_evaluation(records, held_out is not None)]
+    tables: dict[str, Any] = {"model": model}
+    tables["data"] = {"mix": [{"manifest": str(folder / manifest_path(manifest.name))}]}
+    for one in chosen:
+        assign(tables, one.key, one.value)
+    recipe = overridden(tables, overrides, str(data))
+    if not isinstance(recipe, Recipe):
+        raise DataError(f"{data}: is for fine-tuning; take objective.kind out of the overrides")
+    return OwnRun(recipe, manifest, (*choices, *chosen))
+
+
+def write(run: OwnRun, folder: Path) -> Path:
+    """Write the recipe and its manifest into a folder, which is new or empty; return the recipe.
+
+    Raises:
+        DataError: the folder has something in it.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(f"{folder}: is not empty; choose another --output")
+    tables = run.recipe.model_dump(mode="json", exclude_none=True)
+    # Paths in a recipe start at its file, so that the folder can be moved.
+    tables["data"]["mix"] = [{"manifest": manifest_path(run.manifest.name)}]
+    recipe = folder / "recipe.toml"
+    for name, text in (*run.files.items(), ("recipe.toml", tomli_w.dumps(tables))):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return recipe
+
+
+def _described(
+    data: str, columns: Mapping[str, str], ignore: Sequence[str]
+) -> tuple[Manifest, list[Choice]]:
+    """Return a manifest that holds nothing out, and a choice for each part that a column plays."""
+    name = name_of(data)
+    with errors_named(data):
+        source = source_of(data)
+        seen = [row for _, rows in opened(source).streams for _, row in islice(rows, _SEEN)]
+        names = list(dict.fromkeys(chain.from_iterable(seen)))
+        named = validated(Manifest, {"name": name, "source": source, "columns": columns}, data)
+        found = recognised(names, seen, named.columns, ignore)
+        if found.telling:
+            raise DataError(
+                f"nothing uses the columns {', '.join(found.telling)}, which would change "
+                "training: say what they are with --columns PART=NAME, or leave them out with "
+                "--ignore NAME"
+            )
+    tables: dict[str, Any] = {"source": source, "columns": found.columns, "deduplicate": True}
+    tables |= {"ignore": (*ignore, *found.unused), "drop_empty": True}
+    if found.same_label:
+        tables["same_label"] = SameLabel()
+    manifest = validated(Manifest, {"name": name, **tables}, data)
+    return _by_document(manifest), list(_parts(found))
+
+
+def _parts(found: Recognition) -> Iterator[Choice]:
+    for part, paths in found.columns.paths().items():
+        if part in found.reasons:
+            yield Choice(f"columns.{part}", ", ".join(paths), found.reasons[part])
+    if found.unused:
+        yield Choice("ignore", ", ".join(found.unused), "nothing in training reads them")
+
+
+def _by_document(manifest: Manifest) -> Manifest:
+    """Return the manifest with the document as the concept that is held out whole.
+
+    A query stands for it where a row has several documents. Hard negatives are documents, too, so
+    that none of training is a document of the test.
+    """
+    columns = manifest.columns
+    if manifest.same_label or columns.concept is not None:
+        return manifest
+    several = len(columns.positive) > 1 or "[]" in columns.positive[0]
+    if several and (len(columns.query) > 1 or columns.negatives):
+        return manifest
+    concept = columns.query[0] if several else columns.positive[0]
+    update: dict[str, Any] = {"concept": concept}
+    if columns.negatives:
+        update["negative_concepts"] = columns.negatives
+    return _changed(manifest, columns=columns.model_copy(update=update))
+
+
+def _held_out(manifest: Manifest, records: Records) -> tuple[float, str] | None:
+    """Return the share of documents to test on, with the reason; none if rows have no concept."""
+    if manifest.columns.concept is None:
+        return None
+    documents = len({concept for (concept,) in records.table.scan(("concept",))})
+    if documents < _FEWEST:
+        raise DataError(
+            f"{manifest.name}: has {documents} different documents, too few to hold some out and "
+            f"train on the others: bring at least {_FEWEST}"
+        )
+    share = round(min(0.2, max(0.02, _TESTED / documents)), 3)
+    reason = f"{share:.1%} of {documents:,} documents are never trained on, and are the test"
+    return share, reason
+
+
+def _most_negatives(records: Records) -> int:
+    if not records.table.facts.with_negatives:
+        return 0
+    return max(len(negatives) for (negatives,) in records.table.scan(("negatives",)))
+
+
+def _training(records: Records, model: str) -> Iterator[Choice]:
+    rows, batch = len(records), _BATCH
+    while batch > 4 and rows < 10 * batch:
+        batch //= 2
+    per_pass = max(1, rows // batch)
+    passes = min(_PASSES, -(-_STEPS // per_pass))
+    steps = per_pass * passes
+    why = "as many pairs as a small GPU holds" if batch == _BATCH else f"{rows} rows are few"
+    yield Choice("data.batch_size", batch, f"{why}; the others' documents are negatives")
+    yield Choice("steps", steps, f"{passes} passes over {rows:,} rows, for about {_STEPS} steps")
+    rate = float(f"{_RATE * (batch / 16) ** 0.5:.1g}")
+    yield Choice("optim.lr", rate, f"{_RATE:g} is usual for 16 pairs; times sqrt({batch} / 16)")
+    yield Choice("optim.warmup_steps", max(1, steps // 10), "a tenth of the steps")
+    yield Choice("checkpoints.every", max(1, steps // 4), "a run that is stopped loses a quarter")
+    lengths = sampled_lengths(records, load_tokenizer(model), _MEASURED)
+    for side, roles in (("query", ("query",)), ("document", ("positive", "negatives"))):
+        counts = sum((lengths.counts[role] for role in roles if role in lengths.counts), Counter())
+        limit = next((size for size in (64, 128, 256) if _longer(counts, size) <= _CUT), 512)
+        reason = f"{_longer(counts, limit):.1%} of the texts are longer"
+        yield Choice(f"data.max_{side}_tokens", limit, reason)
+
+
+def _longer(counts: Mapping[int, int], limit: int) -> float:
+    """Return the share of texts that have more tokens than ``limit``."""
+    return sum(texts for tokens, texts in counts.items() if tokens > limit) / sum(counts.values())
+
+
+def _evaluation(records: Records, held_out: bool) -> Iterator[Choice]:
+    documents = len({text for (text,) in records.table.scan(("positive",))})
+    share = round(min(0.1, max(0.01, _VALIDATED / documents)), 3)
+    yield Choice("validation.share", share, "the step that does best on these pairs is exported")
+    yield Choice("validation.every", _MEASURED_EVERY, "they are measured so often")
+    if held_out:
+        yield Choice("evaluation.held_out", True, "retrieval of the documents that are held out")
+        yield Choice("evaluation.verdict", True, "the run ends with what changed for whom")
+
+
+def _changed(manifest: Manifest, **changes: Any) -> Manifest:
+    """Return a manifest with other settings, which are checked together with the old ones."""
+    return validated(Manifest, {**dict(manifest), **changes}, manifest.name)
+
+
+def name_of(data: str) -> str:
+    """Return a name for the data: that of its file or folder, without characters of a shell."""
+    stem = Path(data.rstrip("/")).name.partition(".")[0] or "data"
+    name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in stem)
+    return name if name.isascii() else f"data-{sha256_of_text(name)[:8]}"
