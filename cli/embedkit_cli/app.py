@@ -127,7 +127,7 @@ def finetune(
     data_: Data = None,
     output: Output = None,
     backbone: Backbone = None,
-    columns: own_data.Columns = [],
+    column: own_data.Column = [],
     ignore: own_data.Ignore = [],
     overrides: Overrides = [],
     resume: Resume = False,
@@ -147,8 +147,8 @@ def finetune(
         model = [f"model={json.dumps(backbone)}"] if backbone is not None else []
         resolved = api.load_recipe(recipe, [*overrides, *model])
         output = output or api.default_output(recipe)
-    asked = recipe is None or columns or ignore
-    own = own_data.options(backbone, columns, ignore, overrides) if asked else {}
+    asked = recipe is None or column or ignore
+    own = own_data.options(backbone, column, ignore, overrides) if asked else {}
     with print_how_to_resume():
         api.finetune(
             resolved,

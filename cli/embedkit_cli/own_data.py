@@ -1,4 +1,4 @@
-"""``embedkit init``, and the options by which ``finetune`` trains on own data."""
+"""``embedkit init``, and the options by which commands read own data."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,20 +13,18 @@ from embedkit_cli.options import MODEL_HELP, Overrides
 if TYPE_CHECKING:
     from embedkit.finetuning.own_data import OwnOptions
 
-DATA_HELP = (
-    "Pairs of your own: a file, a folder of files or of datasets, or the hub id of a data set."
-)
-Columns = Annotated[
+DATA_HELP = "Pairs of your own: a file, a folder of files, or org/name of the hub."
+Data = Annotated[str, typer.Argument(metavar="DATA", help=DATA_HELP)]
+Column = Annotated[
     list[str],
     typer.Option(
         metavar="PART=NAME",
-        help="With --data, a column whose name does not say its part, e.g. query=Frage. May be "
-        "repeated.",
+        help="Read a part of own data from this column, e.g. positive=answer. May be repeated.",
     ),
 ]
 Ignore = Annotated[
     list[str],
-    typer.Option(metavar="NAME", help="With --data, a column that plays no part. May be repeated."),
+    typer.Option(metavar="NAME", help="Leave this column of own data out. May be repeated."),
 ]
 
 
@@ -34,7 +32,7 @@ def options(
     model: str | None, columns: Sequence[str], ignore: Sequence[str], overrides: Sequence[str]
 ) -> "OwnOptions":
     """Return what a user says of own data as the arguments of ``finetune`` and ``init``."""
-    chosen: OwnOptions = {"columns": dict(map(_named, columns)), "ignore": ignore}
+    chosen: OwnOptions = {"columns": columns_of(columns), "ignore": ignore}
     chosen["overrides"] = overrides
     if model is not None:
         chosen["model"] = model
@@ -42,26 +40,31 @@ def options(
 
 
 def init(
-    data: Annotated[str, typer.Argument(help=DATA_HELP)],
+    data: Data,
     output: Annotated[
         Path | None,
         typer.Option(help="A new or empty folder; one with the data's name if it is not given."),
     ] = None,
     model: Annotated[str | None, typer.Option(help=MODEL_HELP)] = None,
-    columns: Columns = [],
+    column: Column = [],
     ignore: Ignore = [],
     overrides: Overrides = [],
 ) -> None:
     """Write the recipe and the manifest by which finetune --data would train, for changes."""
     from rich.console import Console
 
-    recipe, choices = api.init(data, output, **options(model, columns, ignore, overrides))
+    recipe, choices = api.init(data, output, **options(model, column, ignore, overrides))
     Console().print(choices)
     typer.echo(f"to train by it: embedkit finetune --recipe {recipe}")
 
 
-def _named(word: str) -> tuple[str, str]:
-    part, equals, name = word.partition("=")
-    if not equals or not part or not name:
-        raise UserError(f"--columns {word}: write PART=NAME, e.g. query=question")
-    return part, name
+def columns_of(words: Sequence[str]) -> dict[str, str | list[str]]:
+    """Return the columns that words ``PART=NAME`` name by their parts."""
+    columns: dict[str, list[str]] = {}
+    for word in words:
+        part, equals, name = word.partition("=")
+        if not equals or not name:
+            raise UserError(f"--column {word}: write PART=NAME, e.g. positive=answer")
+        columns.setdefault(part, []).append(name)
+    one_path = ("label", "concept", "topic", "score")
+    return {part: names[0] if part in one_path else names for part, names in columns.items()}

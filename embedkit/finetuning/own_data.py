@@ -92,7 +92,7 @@ class OwnOptions(TypedDict, total=False):
     """What users may say of a run on own data, as keyword arguments."""
 
     model: str
-    columns: Mapping[str, str]
+    columns: Mapping[str, str | Sequence[str]]
     ignore: Sequence[str]
     overrides: Sequence[str]
 
@@ -102,7 +102,7 @@ def plan(
     folder: Path,
     *,
     model: str = "starter",
-    columns: Mapping[str, str] | None = None,
+    columns: Mapping[str, str | Sequence[str]] | None = None,
     ignore: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> OwnRun:
@@ -170,7 +170,7 @@ def write(run: OwnRun, folder: Path) -> Path:
 
 
 def _described(
-    data: str, columns: Mapping[str, str], ignore: Sequence[str]
+    data: str, columns: Mapping[str, str | Sequence[str]], ignore: Sequence[str]
 ) -> tuple[Manifest, list[Choice]]:
     """Return a manifest that holds nothing out, and a choice for each part that a column plays."""
     name = name_of(data)
@@ -183,7 +183,7 @@ def _described(
         if found.telling:
             raise DataError(
                 f"nothing uses the columns {', '.join(found.telling)}, which would change "
-                "training: say what they are with --columns PART=NAME, or leave them out with "
+                "training: say what they are with --column PART=NAME, or leave them out with "
                 "--ignore NAME"
             )
     tables: dict[str, Any] = {"source": source, "columns": found.columns, "deduplicate": True}

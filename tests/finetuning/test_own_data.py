@@ -90,7 +90,7 @@ def test_negatives_are_used_up_to_four_and_none_is_a_document_of_the_test(
         (
             ("id", "query", "positive", "score"),
             60,
-            "score, .* --columns PART=NAME, .* --ignore NAME",
+            "score, .* --column PART=NAME, .* --ignore NAME",
         ),
         (("id", "left", "right"), 60, "no column 'query'"),
     ],
