@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from embedkit import api
 from embedkit.errors import UserError
 from embedkit_cli.options import MODEL_HELP, Overrides
-
-if TYPE_CHECKING:
-    from embedkit.finetuning.own_data import OwnOptions
 
 DATA_HELP = "Pairs of your own: a file, a folder of files, or org/name of the hub."
 Data = Annotated[str, typer.Argument(metavar="DATA", help=DATA_HELP)]
@@ -30,9 +27,9 @@ Ignore = Annotated[
 
 def options(
     model: str | None, columns: Sequence[str], ignore: Sequence[str], overrides: Sequence[str]
-) -> "OwnOptions":
+) -> "api.OwnOptions":
     """Return what a user says of own data as the arguments of ``finetune`` and ``init``."""
-    chosen: OwnOptions = {"columns": columns_of(columns), "ignore": ignore}
+    chosen: api.OwnOptions = {"columns": columns_of(columns), "ignore": ignore}
     chosen["overrides"] = overrides
     if model is not None:
         chosen["model"] = model

@@ -91,7 +91,7 @@ def test_a_batch_is_printed_as_the_model_will_see_it(small_recipe: Path) -> None
     triplets = next(page for page in pages if page[0].endswith("triplets"))
     rows = [line.split("\t") for line in triplets[1:]]
     assert [(row, role) for row, role, _ in rows] == [
-        (str(row), role) for row in range(8) for role in ("query", "positive", "negative")
+        (str(row), role) for row in range(8) for role in ("query", "positive", *["negative"] * 3)
     ]
     for _, role, text in rows:
         assert text.startswith("query: ") == (role == "query")

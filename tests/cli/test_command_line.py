@@ -47,7 +47,7 @@ def test_help_lists_the_commands_in_the_order_of_the_work(words: list[str]) -> N
     assert result.exit_code == 0
     listed = re.findall(r"^│ ([a-z][a-z-]+)  ", result.output, flags=re.M)
     assert listed == [
-        *("data", "inspect", "pretrain", "finetune", "mine", "cluster"),
+        *("data", "inspect", "pretrain", "finetune", "init", "mine", "cluster"),
         *("eval-mteb", "eval-perplexity", "compare", "failures", "export", "blend"),
         *("deploy-check", "recipes", "show", "batch", "explain", "schema"),
     ]
@@ -198,7 +198,10 @@ def test_a_cache_that_cannot_be_made_is_answered_in_one_line(
         main()
     assert ended.value.code == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"error: {tmp_path}/file/cache/records: Not a directory"]
+    assert lines == [
+        f"error: {tmp_path}/file/cache/records: cannot be written (Not a directory); set "
+        "EMBEDKIT_CACHE to a folder that can be written"
+    ]
 
 
 def completed(*words: str) -> set[str]:

@@ -10,7 +10,7 @@ from support.hub_sets import FIXTURES, write_data_set
 from support.small_runs import write_source
 
 from embedkit.data.pairs.open_all import open_all
-from embedkit.errors import DataError
+from embedkit.errors import DataError, UserError
 from embedkit.storage import cache
 
 ROWS = {"ten": 10, "twelve": 12, "three": 3}
@@ -46,8 +46,9 @@ def test_so_does_one_of_the_system(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EMBEDKIT_CACHE", str(tmp_path / "file"))
-    with pytest.raises(DataError, match=r"/ten\.toml: .*file"):
+    with pytest.raises(UserError, match=r"/file/records: cannot be written") as raised:
         list(open_all([*sources], workers=1))
+    assert "ten.toml" in "".join(raised.value.__notes__)
 
 
 @pytest.mark.slow
