@@ -18,7 +18,7 @@ def front_matter(
 
     ``base`` is the model that training started from, which the hub accepts if it is a hub id, as
     it does the data sets of ``manifests``. The licence and the language are the publisher's to
-    say, and ``embedkit push`` adds them.
+    say.
     """
     measured = scores.scores.values() if scores else ()
     of_mteb = any(_is_of_mteb(*each) for score in measured for each in score.datasets.items())

@@ -161,6 +161,8 @@ def _finish(
     if recipe.evaluation.verdict and before:
         for line in verdict(folder / "eval" / "before", folder / "eval" / "after"):
             show(line)
+        show(f"all changed queries: embedkit failures {folder}/eval/before {folder}")
+        show(f"where the model opens: embedkit deploy-check --model {exported}")
     if after.is_complete and after.missing:
         show(f"to score them: {_command_to_score(folder)}")
     return after.is_complete

@@ -58,17 +58,13 @@ def resolve(model: str) -> str:
         return named
     if (folder / "state.json").is_file() and folder.parent.name == "checkpoints":
         raise UserError(
-            f"{model}: is a checkpoint, which holds weights without a model's settings; write its "
-            f"model with embedkit export --model {model} --to sentence-transformers --output DIR"
+            f"{model}: is a checkpoint, which holds weights without a model's settings; finish its "
+            "run with --resume, and take the model that the run writes"
         )
     if not (folder / "run.json").is_file():
         return named
     if not (folder / "model").is_dir():
-        raise UserError(
-            f"{model}: is a run that has written no model yet; finish it with --resume, or export "
-            "one of its checkpoints with embedkit export --model "
-            f"{folder / 'checkpoints' / 'step-...'}"
-        )
+        raise UserError(f"{model}: is a run that has written no model yet; finish it with --resume")
     return _model_of_run(named)
 
 

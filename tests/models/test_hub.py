@@ -71,7 +71,7 @@ def test_a_run_without_a_model_and_a_checkpoint_are_told_apart_from_models(tmp_p
     (tmp_path / "mine" / "run.json").write_text("{}")
     with pytest.raises(UserError, match="is a run that has written no model yet; finish it"):
         hub.load(str(tmp_path / "mine"))
-    with pytest.raises(UserError, match=r"is a checkpoint, .* embedkit export --model "):
+    with pytest.raises(UserError, match=r"is a checkpoint, .* finish its run with --resume"):
         hub.load(str(checkpoint))
 
 
