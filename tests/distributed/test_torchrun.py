@@ -83,8 +83,8 @@ def check_sources(recipe: Path, output: Path) -> None:
     shares: list[Any] = [None, None]
     dist.all_gather_object(shares, seen)
     assert shares[0] == shares[1]
-    # Four positives a rank, and one hard negative for each where there are any.
-    assert set(seen) == {("pairs", 4), ("triplets", 8)}
+    # Four positives a rank, and three hard negatives for each where there are any.
+    assert set(seen) == {("pairs", 4), ("triplets", 16)}
     assert len(seen) == STEPS
 
 

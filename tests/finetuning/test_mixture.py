@@ -149,7 +149,7 @@ def test_a_step_is_shown_with_its_pairs_and_their_negatives(small_recipe: Path) 
     for step in range(STEPS):
         header, *lines = texts_of_step(recipe, step)
         source = header.removeprefix(f"step {step}, batch 0: ")
-        roles = ["query", "positive"] + ["negative"] * (source == "triplets")
+        roles = ["query", "positive"] + ["negative"] * 3 * (source == "triplets")
         shown = [line.split("\t") for line in lines]
         assert [(row, role) for row, role, _ in shown] == [
             (str(row), role) for row in range(8) for role in roles

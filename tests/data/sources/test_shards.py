@@ -62,7 +62,9 @@ def test_shards_are_read_one_after_the_other(tmp_path: Path, folder: Path) -> No
 def test_a_folder_is_found_under_the_one_that_stands_for_the_hub(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    described = manifest(tmp_path, "bucket/pairs")
+    # Paths start at the manifest, so that it has to lie elsewhere.
+    (tmp_path / "manifests").mkdir()
+    described = manifest(tmp_path / "manifests", "bucket/pairs")
     with pytest.raises(DataError, match=r"mine: bucket/pairs: no such folder, here or under"):
         open_records(described)
     monkeypatch.setenv("EMBEDKIT_HUB", str(tmp_path))
