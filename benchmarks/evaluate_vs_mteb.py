@@ -42,8 +42,8 @@ from mteb.cache import ResultCache
 from sentence_transformers import SentenceTransformer
 
 from embedkit.distributed import local_device
-from embedkit.evaluation.encoding.in_context import encoder_of
-from embedkit.evaluation.mteb.scoring import evaluate
+from embedkit.evaluation import evaluate as evaluation
+from embedkit.evaluation.settings import EvaluationSettings
 from embedkit.evaluation.task_folders.reading import read_task_folders
 from embedkit.models import hub
 from embedkit.models.load import opened
@@ -71,7 +71,8 @@ def by_embedkit(
     """Score as ``embedkit eval-mteb --no-cache``; return the scores and what encoding took."""
     model = opened("starter", dtype=dtype).to(local_device())
     vars(model)["encode"] = timed = TimedEncode(model.encode)
-    summary = evaluate(encoder_of(model), tasks, output)
+    settings = EvaluationSettings(dtype=dtype, cache=False)
+    summary = evaluation.score(model, lambda: [*tasks], output, settings)
     assert not summary.failed, summary.failed
     return {name: score.score for name, score in summary.scores.items()}, timed
 
