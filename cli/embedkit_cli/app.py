@@ -141,14 +141,14 @@ def finetune(
     with their reasons. Under torchrun the command runs on every rank.
     """
     overrides = [*overrides, *api.from_arguments(api.Shortcuts, shortcuts).overrides()]
-    resolved = None
+    resolved, own = None, own_data.options(backbone, column, ignore, overrides)
     if recipe is not None:
         # The name is quoted, since the value of an override is TOML.
         model = [f"model={json.dumps(backbone)}"] if backbone is not None else []
         resolved = api.load_recipe(recipe, [*overrides, *model])
         output = output or api.default_output(recipe)
-    asked = recipe is None or column or ignore
-    own = own_data.options(backbone, column, ignore, overrides) if asked else {}
+        # The recipe has the model and the overrides already.
+        own = own_data.options(None, column, ignore, [])
     with print_how_to_resume():
         api.finetune(
             resolved,

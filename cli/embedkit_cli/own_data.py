@@ -29,8 +29,13 @@ def options(
     model: str | None, columns: Sequence[str], ignore: Sequence[str], overrides: Sequence[str]
 ) -> "api.OwnOptions":
     """Return what a user says of own data as the arguments of ``finetune`` and ``init``."""
-    chosen: api.OwnOptions = {"columns": columns_of(columns), "ignore": ignore}
-    chosen["overrides"] = overrides
+    chosen: api.OwnOptions = {}
+    if columns:
+        chosen["columns"] = columns_of(columns)
+    if ignore:
+        chosen["ignore"] = ignore
+    if overrides:
+        chosen["overrides"] = overrides
     if model is not None:
         chosen["model"] = model
     return chosen

@@ -148,9 +148,8 @@ def _described(
     data: str, columns: Mapping[str, str | Sequence[str]], ignore: Sequence[str]
 ) -> tuple[Manifest, list[Choice]]:
     """Return a manifest that holds nothing out, and a choice for each part that a column plays."""
-    name = name_of(data)
+    name, source = name_of(data), source_of(data)
     with errors_named(data):
-        source = source_of(data)
         seen = [row for _, rows in opened(source).streams for _, row in islice(rows, _SEEN)]
         names = list(dict.fromkeys(chain.from_iterable(seen)))
         named = validated(Manifest, {"name": name, "source": source, "columns": columns}, data)
