@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from embedkit.evaluation.summary import EvaluationInterrupted
     from embedkit.finetuning.blend import blend, parse_shares
     from embedkit.finetuning.mixture import sampling_shares
-    from embedkit.finetuning.own_data import OwnOptions
+    from embedkit.finetuning.own_data import OwnOptions, init
     from embedkit.finetuning.show_batch import texts_of_step
     from embedkit.mining.mine_source import mine
     from embedkit.models.deploy_check import deploy_check
@@ -89,6 +89,7 @@ _HOMES = {
     "blend": "finetuning.blend",
     "parse_shares": "finetuning.blend",
     "sampling_shares": "finetuning.mixture",
+    "init": "finetuning.own_data",
     "texts_of_step": "finetuning.show_batch",
     "mine": "mining.mine_source",
     "deploy_check": "models.deploy_check",
@@ -166,29 +167,6 @@ def finetune(
         overwrite=overwrite,
         allow_world_size_change=allow_world_size_change,
     )
-
-
-def init(
-    data: str | Path, output: str | Path | None = None, **own: Unpack[OwnOptions]
-) -> tuple[Path, Table]:
-    """Write the recipe and manifest by which ``finetune`` would train on own data, for changes.
-
-    Args:
-        data: a file, a folder of files or of ``datasets``, or the hub id of a data set.
-        output: folder of the files, which is new or empty; by default that of the data's name.
-        own: as for ``finetune``.
-
-    Returns:
-        The path of the recipe, and a table of its settings with their reasons.
-
-    Raises:
-        UserError: the data are not as they should be, or ``output`` has something in it.
-    """
-    from embedkit.finetuning import own_data
-
-    folder = Path(output or own_data.name_of(str(data)))
-    run = own_data.plan(data, folder, **own)
-    return own_data.write(run, folder), run.table()
 
 
 def pretrain(

@@ -34,7 +34,7 @@ _LIKE_LABELS = 0.05
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a source of pairs is: ``print(embedkit.inspect("pairs.csv"))`` shows it in one line."""
+    """Findings about a source of pairs, which ``print(embedkit.inspect("pairs.csv"))`` sums up."""
 
     name: str
     recognition: Recognition

@@ -21,7 +21,7 @@ from embedkit.models.backbones import shape_of
 from embedkit.models.contextual.loading import is_contextual
 from embedkit.models.embedder import Embedder
 from embedkit.models.export import write_model
-from embedkit.storage.folders import check_replaceable
+from embedkit.storage.folders import check_output
 from embedkit.tokens.tokenizer import identity_of
 
 _CARD = """\
@@ -62,12 +62,7 @@ def blend(models: Mapping[str, float], output: str | Path, *, overwrite: bool = 
     """
     _check_shares(models)
     folder = Path(output)
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise UserError(
-            f"{folder}: is not empty; replace an earlier export with --overwrite, or choose "
-            "another --output"
-        )
-    check_replaceable(folder, "a model")
+    check_output(folder, "a model", overwrite=overwrite)
     (first, share), *others = models.items()
     blended = _load(first)
     means = {name: share * _wide(part) for name, part in blended.state_dict().items()}

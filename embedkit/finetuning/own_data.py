@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import tomli_w
 from rich.table import Table
@@ -38,7 +38,7 @@ _NEGATIVES = 4
 
 @dataclass(frozen=True, slots=True)
 class OwnRun:
-    """What a run on own data is made of."""
+    """Recipe and manifest of a run on own data, with the choices that led to them."""
 
     recipe: Recipe
     manifest: Manifest
@@ -64,7 +64,7 @@ def manifest_path(name: str) -> str:
 
 
 class OwnOptions(TypedDict, total=False):
-    """What users may say of a run on own data, as keyword arguments."""
+    """Settings of a run on own data that a user may give, as keyword arguments."""
 
     model: str
     columns: Mapping[str, str | Sequence[str]]
@@ -124,6 +124,27 @@ def plan(
     if not isinstance(recipe, Recipe):
         raise DataError(f"{data}: is for fine-tuning; take objective.kind out of the overrides")
     return OwnRun(recipe, manifest, (*choices, *chosen))
+
+
+def init(
+    data: str | Path, output: str | Path | None = None, **own: Unpack[OwnOptions]
+) -> tuple[Path, Table]:
+    """Write the recipe and manifest by which ``finetune`` would train on own data, for changes.
+
+    Args:
+        data: a file, a folder of files or of ``datasets``, or the hub id of a data set.
+        output: folder of the files, which is new or empty; by default that of the data's name.
+        own: as for ``finetune``.
+
+    Returns:
+        The path of the recipe, and a table of its settings with their reasons.
+
+    Raises:
+        UserError: the data are not as they should be, or ``output`` has something in it.
+    """
+    folder = Path(output or name_of(str(data)))
+    run = plan(data, folder, **own)
+    return write(run, folder), run.table()
 
 
 def write(run: OwnRun, folder: Path) -> Path:

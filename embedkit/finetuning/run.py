@@ -106,10 +106,7 @@ def prepare(
     distributed.on_main(lambda: show(overview(recipe, mixture, sampler, model, chosen)))
     if within_reach:
         show(within_reach)
-    on_prompts = (on_default, *remarks_on_prompts(model, mixture.records))
-    on_negatives = remarks_on_negatives(recipe, mixture)
-    for remark in filter(None, (unit_norm, *remarks(recipe), *on_negatives, *on_prompts)):
-        show(f"note: {remark}")
+    _show_notes(recipe, mixture, model, unit_norm, on_default)
     validator = None
     if recipe.validation is not None:
         validator = Validator(recipe, model, mixture, folder)
@@ -124,6 +121,20 @@ def prepare(
         evaluator=evaluator,
         finish=partial(_finish, model, recipe, mixture, folder, evaluator),
     )
+
+
+def _show_notes(
+    recipe: Recipe,
+    mixture: Mixture,
+    model: EmbeddingModel,
+    unit_norm: str | None,
+    on_default: str | None,
+) -> None:
+    """Print what the run does and its user may not have meant."""
+    on_prompts = (on_default, *remarks_on_prompts(model, mixture.records))
+    on_negatives = remarks_on_negatives(recipe, mixture)
+    for remark in filter(None, (unit_norm, *remarks(recipe), *on_negatives, *on_prompts)):
+        show(f"note: {remark}")
 
 
 def _finish(

@@ -51,7 +51,7 @@ numpy.save(sys.argv[2], numpy.asarray([*query_vectors, *document_vectors], dtype
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a tool made of a folder."""
+    """Outcome of opening a folder in one tool."""
 
     tool: str
     version: str = ""
@@ -65,7 +65,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class DeployCheck:
-    """What each tool made of a folder."""
+    """Outcomes of opening a folder in all tools."""
 
     folder: str
     rows: tuple[Opened, ...]

@@ -12,7 +12,7 @@ class Tool:
     distribution: str
     """Package on PyPI whose version is shown, and without which the tool is not installed."""
     opens: Literal["weights", "graph"]
-    """What the folder has to hold: ``model.safetensors`` or ``onnx/model.onnx``."""
+    """The tool reads ``model.safetensors`` (weights) or ``onnx/model.onnx`` (graph)."""
     lines: str
     """Python that makes ``query_vectors`` of ``QUERIES`` and ``document_vectors`` of ``DOCUMENTS``.
 

@@ -19,7 +19,7 @@ from embedkit.models.pretrained import quietly
 from embedkit.models.settings import ExportTarget
 from embedkit.models.st_config import write_stored
 from embedkit.storage.atomic import write_json
-from embedkit.storage.folders import check_replaceable, whole_folder
+from embedkit.storage.folders import check_output, whole_folder
 
 
 def export(
@@ -51,12 +51,7 @@ def export(
         choices = ", ".join(get_args(ExportTarget))
         raise ArgumentError(("to", f"choose one of {choices} (got {to!r})"))
     folder = Path(output)
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise UserError(
-            f"{folder}: is not empty; replace an earlier export with --overwrite, or choose "
-            "another --output"
-        )
-    check_replaceable(folder, "a model")
+    check_output(folder, "a model", overwrite=overwrite)
     if to == "onnx":
         check_installed()
     source = str(model) if isinstance(model, str | Path) else None

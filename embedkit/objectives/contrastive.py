@@ -6,10 +6,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from embedkit import distributed, rng
+from embedkit import distributed
 from embedkit.data.pairs.contrastive_batches import ContrastiveBatch
 from embedkit.objectives.filtering import Filter
-from embedkit.objectives.gradcache import Replay
+from embedkit.objectives.gradcache import replay_pairs
 from embedkit.objectives.losses import false_negatives, info_nce, similarity, truncated
 from embedkit.objectives.negative_counts import COUNTS, Masks, counted, metrics
 from embedkit.recipe import InfoNCE
@@ -125,19 +125,8 @@ class ContrastiveObjective:
             over all ranks; what ``negative_counts.metrics`` says of negatives; with
             ``matryoshka_dims``, ``loss_<width>`` of every width.
         """
-        budget = self._config.micro_batch_tokens
-        sides = {"queries": batch.queries, "documents": batch.documents}
-        padded = sum(side.padded_tokens(overhead) for side in sides.values())
-        replay = partial(
-            Replay,
-            model,
-            budget=budget,
-            # The graphs of both sides are kept where they take no more memory than one chunk.
-            cached=budget is not None and padded > budget,
-            overhead=overhead,
-        )
-        queries, documents = (
-            replay(tokens, key=rng.fold_in(key, role)) for role, tokens in sides.items()
+        queries, documents = replay_pairs(
+            model, batch, budget=self._config.micro_batch_tokens, key=key, overhead=overhead
         )
         # Gradients are averaged over ranks later, so each rank multiplies its sum by world_size.
         rank_sums = self._backward_blocks(

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from embedkit import distributed, rng
+from embedkit import distributed
 from embedkit.data.pairs.contrastive_batches import ContrastiveBatch
-from embedkit.objectives.gradcache import Replay
+from embedkit.objectives.gradcache import replay_pairs
 from embedkit.objectives.score_losses import (
     by_query,
     distillation_kl,
@@ -51,10 +51,7 @@ class DistillObjective:
         """
         assert batch.teacher is not None, "batches were made without a teacher's scores"
         config = self._config
-        queries, documents = (
-            Replay(model, tokens, budget=config.micro_batch_tokens, key=rng.fold_in(key, role))
-            for role, tokens in (("queries", batch.queries), ("documents", batch.documents))
-        )
+        queries, documents = replay_pairs(model, batch, budget=config.micro_batch_tokens, key=key)
         similarities = pairwise_cosines(queries.embeddings[batch.owners], documents.embeddings)
         count = len(queries.embeddings)
         student, there = by_query(similarities, batch.owners, count)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from embedkit import rng
+from embedkit.data.pairs.contrastive_batches import ContrastiveBatch
 from embedkit.tokens.batch import TokenBatch, chunks_by_budget
 
 
@@ -79,3 +80,33 @@ class Replay:
     def _forward(self, number: int) -> Tensor:
         torch.manual_seed(rng.fold_in(self._key, number))
         return self._encode(self._tokens.select(self._chunks[number]))
+
+
+def replay_pairs(
+    encode: Callable[[TokenBatch], Tensor],
+    batch: ContrastiveBatch,
+    *,
+    budget: int | None,
+    key: int,
+    overhead: int = 0,
+) -> tuple[Replay, Replay]:
+    """Encode the queries and the documents of a batch, each side under a key of its own.
+
+    Where both sides take no more memory than one chunk, their graphs are kept, and nothing is
+    encoded twice. The arguments are those of ``Replay``.
+    """
+    sides = {"queries": batch.queries, "documents": batch.documents}
+    padded = sum(side.padded_tokens(overhead) for side in sides.values())
+    cached = budget is not None and padded > budget
+    queries, documents = (
+        Replay(
+            encode,
+            tokens,
+            budget=budget,
+            key=rng.fold_in(key, role),
+            cached=cached,
+            overhead=overhead,
+        )
+        for role, tokens in sides.items()
+    )
+    return queries, documents

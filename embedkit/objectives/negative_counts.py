@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 COUNTS = ("correct", "asking", "live", "text", "label", "surrogate", "hard", "mass")
-"""What ``counted`` sums over queries, in this order, and ``metrics`` makes means of."""
+"""Names of the sums over queries that ``counted`` returns, and ``metrics`` divides, in order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

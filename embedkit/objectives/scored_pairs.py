@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from embedkit import distributed, rng
+from embedkit import distributed
 from embedkit.data.pairs.contrastive_batches import ContrastiveBatch
-from embedkit.objectives.gradcache import Replay
+from embedkit.objectives.gradcache import replay_pairs
 from embedkit.objectives.score_losses import cosent, pairwise_angles, pairwise_cosines, spearman
 from embedkit.recipe import CoSENT
 from embedkit.tokens.batch import TokenBatch
@@ -45,10 +45,8 @@ class ScoredPairsObjective:
             number of tokens encoded over all ranks.
         """
         assert batch.scores is not None, "batches were made without scores"
-        budget = self._config.micro_batch_tokens
-        queries, documents = (
-            Replay(model, tokens, budget=budget, key=rng.fold_in(key, role))
-            for role, tokens in (("queries", batch.queries), ("documents", batch.documents))
+        queries, documents = replay_pairs(
+            model, batch, budget=self._config.micro_batch_tokens, key=key
         )
         own = self._similarity(queries.embeddings, documents.embeddings)
         # The gathered rows' gradient is summed over ranks and later averaged, which cancels out:

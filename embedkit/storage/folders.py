@@ -55,6 +55,20 @@ def check_writable(folder: Path) -> None:
             pass
 
 
+def check_output(folder: Path, kind: Kind, *, overwrite: bool) -> None:
+    """Verify that ``folder`` is new or empty, or with ``overwrite`` that it may be replaced.
+
+    Raises:
+        UserError: it is neither, or cannot be written.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise UserError(
+            f"{folder}: is not empty; replace an earlier export with --overwrite, or choose "
+            "another --output"
+        )
+    check_replaceable(folder, kind)
+
+
 def check_replaceable(folder: Path, kind: Kind) -> None:
     """Verify that ``folder`` can be written, and that replacing it loses only embedkit's own work.
 

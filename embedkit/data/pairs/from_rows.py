@@ -1,6 +1,7 @@
 """Turns rows of any shape into training pairs: picks columns, filters, checks, deduplicates."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from itertools import zip_longest
 from math import isfinite
@@ -140,12 +141,10 @@ def _number(path: ColumnPath, row: Row) -> float:
 
 
 def _finite(value: object, path: ColumnPath, part: str) -> float:
-    try:
+    with suppress(ValueError):
         # Values of csv and tsv files are always text.
         if isinstance(value, str | int | float) and isfinite(number := float(value)):
             return number
-    except ValueError:
-        pass
     raise DataError(
         f"{path.text} is {value!r:.60}, not a finite number: correct columns.{part} or the data, "
         "or leave the row out by a filter"

@@ -133,7 +133,7 @@ class Records(RowSource):
 
     @property
     def summary(self) -> str:
-        """Which column became which part, what is unused, and the number of rows, in one line."""
+        """A line that names the columns of each part, the unused ones, and the number of rows."""
         same_label = self.description.same_label is not None
         layout = self.layout
         return one_line(self.name, layout.columns, layout.unused, len(self), same_label=same_label)
